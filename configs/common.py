@@ -1,0 +1,87 @@
+"""What all configs share: the model, where it comes from, the data, the mesh, the optimiser.
+
+`get_config(arg)` of each config takes `tiny` (a laptop, minutes) or the name of a model preset
+such as `qwen3-0.6b`; without an argument it is the pod run of Qwen3-32B.
+"""
+
+import ml_collections
+
+from her_jax.models.config import PRESETS
+
+TINY = "tiny"
+DEFAULT = "qwen3-32b"
+
+
+def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
+  """The shared part of a config for `task`.
+
+  Raises:
+    ValueError: `arg` names no preset.
+  """
+  preset = arg or DEFAULT
+  if preset not in PRESETS:
+    raise ValueError(f"no preset {preset!r}; there are {', '.join(PRESETS)}")
+  tiny = preset == TINY
+  config = ml_collections.ConfigDict()
+  config.task = task
+  config.seed = 0
+  # A preset of her_jax.models.config; gives the shape where init_from brings none.
+  config.model = preset
+  # A Hugging Face folder, or the workdir of an earlier stage. Empty: random weights.
+  config.init_from = ""
+  # A Hugging Face tokenizer folder. Empty: the one of init_from, or, where there is none, one
+  # trained on the scenes with `tokenizer_vocab` rows.
+  config.tokenizer = ""
+  config.tokenizer_vocab = 3072
+
+  config.data = ml_collections.ConfigDict()
+  # JSON Lines of scenes, and of judge pairs; "samples" is the corpus in the package.
+  config.data.scenes = "samples"
+  config.data.pairs = "samples"
+  # Tokens of a row into which trees are packed.
+  config.data.length = 2304 if tiny else 8192
+
+  # Ways to split over the devices; -1 takes what the others leave.
+  config.mesh = ml_collections.ConfigDict(dict(data=1, fsdp=-1, context=1, tensor=1))
+
+  config.optimizer = ml_collections.ConfigDict()
+  config.optimizer.learning_rate = 2e-5
+  config.optimizer.warmup_steps = 20
+  config.optimizer.final_scale = 0.1  # of the peak, at the end of the cosine
+  config.optimizer.b1 = 0.9
+  config.optimizer.b2 = 0.95
+  config.optimizer.weight_decay = 0.1
+  config.optimizer.clip_norm = 1.0
+
+  # Parts in which a batch is worked through; the result is the same.
+  config.micro_batches = 1
+  config.log_every = 20
+  return config
+
+
+def sampling(tiny: bool) -> ml_collections.ConfigDict:
+  """How replies are sampled; their prompts are cut to `prompt_length` by whole oldest turns."""
+  return ml_collections.ConfigDict(
+    dict(
+      prompt_length=704 if tiny else 6144,
+      max_new_tokens=192 if tiny else 2048,
+      prompts_per_call=16 if tiny else 64,
+      temperature=1.0,
+    )
+  )
+
+
+def judge(tiny: bool) -> ml_collections.ConfigDict:
+  """The judge's checkpoint and what it reads and writes."""
+  return ml_collections.ConfigDict(
+    dict(
+      checkpoint="",
+      # Past turns that the judge sees.
+      history=2 if tiny else 20,
+      prompt_length=768 if tiny else 8192,
+      max_new_tokens=96 if tiny else 1024,
+      prompts_per_call=16 if tiny else 64,
+      # 2: each pair in both orders; a contradiction is a tie. 1: one order, drawn at random.
+      orders=2,
+    )
+  )

@@ -1,0 +1,38 @@
+"""Reinforcement learning: the policy samples, the judge compares, the policy learns.
+
+    python -m her_jax.main --config=configs/rl.py:tiny --workdir=out/rl --config.policy=out/sft --config.judge.checkpoint=out/genrm
+    python -m her_jax.main --config=configs/rl.py --workdir=gs://bucket/rl --config.policy=gs://bucket/sft --config.judge.checkpoint=gs://bucket/genrm
+
+A frozen copy of the policy's first weights writes the baseline reply; win +1, tie 0, lose −1.
+Group size, rates, clip and lengths are open in the paper and chosen here.
+"""
+
+import ml_collections
+
+from configs import common
+
+
+def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
+  """Qwen3-32B on a pod; `tiny` moves the quickstart's policy on a CPU in minutes."""
+  config = common.base("rl", arg)
+  tiny = config.model == common.TINY
+  # The workdir of the SFT stage: start of the policy, and its frozen opponent.
+  config.policy = "out/quickstart/sft" if tiny else ""
+  config.judge = common.judge(tiny)
+  config.judge.checkpoint = "out/quickstart/genrm" if tiny else ""
+  config.sampling = common.sampling(tiny)
+  config.rl = ml_collections.ConfigDict()
+  config.rl.steps = 40 if tiny else 400
+  config.rl.prompts_per_step = 4 if tiny else 64
+  config.rl.group_size = 8
+  # Updates from one batch of rollouts; each takes its share of the prompts.
+  config.rl.updates_per_step = 2
+  config.rl.clip_low = 0.2
+  config.rl.clip_high = 0.28
+  config.optimizer.learning_rate = 5e-4 if tiny else 1e-6
+  config.optimizer.warmup_steps = 5
+  config.optimizer.weight_decay = 0.0
+  config.log_every = 1
+  config.data.length = 3072 if tiny else 32768
+  config.eval_samples = 48
+  return config

@@ -1,0 +1,1 @@
+"""From role-play conversations to training batches."""

@@ -1,0 +1,249 @@
+"""Grain loaders: scenes and pairs → batches of packed trees.
+
+A batch has int32 `tokens, targets, visible_until, positions` and float32 `loss_weights`,
+each [batch, length]; see `trees.lay_out` for a row by example.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+from typing import Any
+
+import grain
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from data_pipeline import trees
+from her_jax.roleplay import chat
+from her_jax.roleplay import judging
+from her_jax.roleplay import principles
+from her_jax.roleplay.schema import PreferencePair, Trajectory
+
+Row = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass
+class Counts:
+  """What a data set holds, counted while it is built; printed before the first step."""
+
+  rows: int = 0
+  samples: int = 0
+  tokens: int = 0
+  supervised: int = 0
+  expanded: int = 0  # tokens if every sample were a row of its own
+  split_up: int = 0  # conversations too long for one row, laid out as several trees
+
+  def line(self) -> str:
+    saved = self.expanded / max(self.tokens, 1)
+    return (
+      f"{self.samples} samples in {self.rows} trees, {self.tokens} tokens ({saved:.2f} x fewer"
+      f" than as rows), {self.supervised} supervised, {self.split_up} conversations split up"
+    )
+
+
+def sft_trees(
+  trajectories: Sequence[Trajectory],
+  tokenizer: PreTrainedTokenizerBase,
+  length: int,
+  context_weight: float = 0.0,
+  style: str = "full",
+) -> tuple[list[Row], Counts]:
+  """One tree a character and conversation: the sheet and history once, a branch a reply.
+
+  A conversation longer than `length` becomes several trees, each of consecutive replies with
+  as many turns before them as fit into half of the row.
+
+  Args:
+    context_weight: loss weight of sheet and history, 0 for HER's loss on replies alone.
+    style: of the sheet, see `prompts.STYLES`.
+
+  Raises:
+    ValueError: the sheet and a single reply do not fit into `length`.
+  """
+  rows, counts = [], Counts()
+  for scene in trajectories:
+    for name in scene.trained_characters():
+      made = list(_windows(scene, name, tokenizer, length, context_weight, style))
+      rows += [row for row, _ in made]
+      counts.split_up += len(made) > 1
+      for _, dialogue in made:
+        counts.samples += len(dialogue.branches)
+        counts.expanded += sum(b.at + len(b.ids) for b in dialogue.branches)
+  return rows, _count(rows, counts)
+
+
+def _windows(
+  scene: Trajectory,
+  name: str,
+  tokenizer: PreTrainedTokenizerBase,
+  length: int,
+  context_weight: float,
+  style: str,
+) -> Iterator[tuple[Row, chat.Dialogue]]:
+  """Trees that together hold each trained reply of `name` once, none longer than `length`."""
+
+  def tree(first: int, trained: int, stop: int) -> tuple[Row, chat.Dialogue]:
+    dialogue = chat.render_dialogue(scene, name, tokenizer, range(first, stop), trained, style)
+    branches = [trees.Branch(b.at, b.ids) for b in dialogue.branches]
+    return trees.lay_out(dialogue.trunk, branches, context_weight), dialogue
+
+  whole = tree(0, 0, len(scene.turns))
+  if len(whole[0]["tokens"]) <= length:
+    yield whole
+    return
+  turns = scene.trained_turns(name)
+  while turns:
+    start = turns[0]
+    # At least the turn that is answered; more history while half of the row holds it.
+    options = [
+      first
+      for first in range(start + 1)
+      if first >= max(start - 1, 0) or _fits(tree(first, start, start + 1), length // 2)
+    ]
+    made = tree(options[0], start, start + 1)
+    if not _fits(made, length):
+      raise ValueError(
+        f"scene {scene.id!r}, turn {start}: sheet, last turn and reply take"
+        f" {len(made[0]['tokens'])} tokens, more than data.length = {length}; raise it"
+      )
+    done = 1
+    for stop in turns[1:]:
+      longer = tree(options[0], start, stop + 1)
+      if not _fits(longer, length):
+        break
+      made, done = longer, done + 1
+    yield made
+    turns = turns[done:]
+
+
+def _fits(made: tuple[Row, chat.Dialogue], length: int) -> bool:
+  return len(made[0]["tokens"]) <= length
+
+
+def judge_trees(
+  pairs: Sequence[PreferencePair],
+  scenes: Sequence[Trajectory],
+  tokenizer: PreTrainedTokenizerBase,
+  length: int,
+  history: int | None,
+  seed: int,
+) -> tuple[list[Row], Counts]:
+  """One tree a pair: character and scene once, both orders of the candidates as branches.
+
+  Raises:
+    ValueError: a pair is longer than `length`, or names a scene that is not given.
+  """
+  by_id = {scene.id: scene for scene in scenes}
+  rows, counts = [], Counts()
+  rng = np.random.default_rng(seed)
+  for pair in pairs:
+    if pair.scene not in by_id:
+      raise ValueError(f"pair {pair.id!r} names scene {pair.scene!r}, which is not in the data")
+    scene = by_id[pair.scene]
+    context = judging.context_ids(scene, pair.turn, tokenizer, history)
+    kept = set(principles.library()) - {*pair.violates_1, *pair.violates_2}
+    also = [sorted(kept)[rng.integers(len(kept))]]
+    branches = []
+    for swapped in (False, True):
+      candidates = (pair.candidate_1, pair.candidate_2)
+      violates = (pair.violates_1, pair.violates_2)
+      if swapped:
+        candidates, violates = candidates[::-1], violates[::-1]
+      prompt = judging.candidates_ids(*candidates, tokenizer)
+      judgement = judging.judgement_text(*violates, also, scene.language)
+      target = [
+        *chat.encode_text(judgement, tokenizer),
+        chat.control_id(chat.IM_END, tokenizer),
+      ]
+      weights = [0.0] * len(prompt) + [1.0] * len(target)
+      branches.append(trees.Branch(len(context), prompt + target, weights))
+      counts.expanded += len(context) + len(prompt) + len(target)
+    row = trees.lay_out(context, branches)
+    if len(row["tokens"]) > length:
+      raise ValueError(
+        f"pair {pair.id!r} takes {len(row['tokens'])} tokens, more than data.length ="
+        f" {length}; raise it or lower judge.history"
+      )
+    counts.samples += 2
+    rows.append(row)
+  return rows, _count(rows, counts)
+
+
+def batches(
+  rows: Sequence[Row],
+  *,
+  length: int,
+  batch_size: int,
+  seed: int,
+  pad_id: int,
+  host: int = 0,
+  hosts: int = 1,
+) -> Iterator[Row]:
+  """Shuffled, repeated, packed batches for ever.
+
+  Each host reads every `hosts`-th tree and packs `batch_size / hosts` rows of `length`.
+  `visible_until` is packed relative to its slot, which packing moves, and made absolute
+  afterwards.
+  """
+  if batch_size % hosts:
+    raise ValueError(f"a batch of {batch_size} rows cannot be split over {hosts} hosts")
+  if len(rows) < hosts:
+    raise ValueError(f"{len(rows)} trees are too few for {hosts} hosts")
+  dataset = (
+    grain.MapDataset.source(rows)
+    .seed(seed)
+    .shuffle()[host::hosts]
+    .repeat()
+    .map(_relative)
+    .to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=64))
+  )
+  names = ("tokens", "targets", "loss_weights", "visible_until", "positions")
+  dataset = grain.experimental.FirstFitPackIterDataset(
+    dataset, length_struct={name: length for name in names}, num_packing_bins=8
+  )
+  dataset = dataset.map(lambda packed: _absolute(packed, pad_id)).batch(batch_size // hosts)
+  return iter(dataset)
+
+
+def prompt_stream(prompts: Sequence[Any], *, batch_size: int, seed: int) -> Iterator[list[Any]]:
+  """Shuffled, repeated lists of `batch_size` prompts (indices into `prompts` are shuffled)."""
+  if not prompts:
+    raise ValueError("no prompts: the data holds no turn with a plan that fits")
+  dataset = grain.MapDataset.range(len(prompts)).seed(seed).shuffle().repeat()
+  dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=1)).batch(batch_size)
+  return ([prompts[i] for i in chosen] for chosen in dataset)
+
+
+def padded_batches(
+  rows: Sequence[Row], *, length: int, batch_size: int, pad_id: int
+) -> Iterator[Row]:
+  """Every row once, in order, unpacked, for evaluation; the last batch is filled with padding."""
+  empty = {name: values[:0] for name, values in rows[0].items()}
+  for start in range(0, len(rows), batch_size):
+    chunk = [*rows[start : start + batch_size]]
+    chunk += [empty] * (batch_size - len(chunk))
+    padded = [trees.pad(row, length, pad_id) for row in chunk]
+    yield {name: np.stack([row[name] for row in padded]) for name in padded[0]}
+
+
+def _relative(row: Row) -> Row:
+  index = np.arange(len(row["tokens"]), dtype=np.int32)
+  return {**row, "visible_until": row["visible_until"] - index}
+
+
+def _absolute(packed: Row, pad_id: int) -> Row:
+  index = np.arange(len(packed["tokens"]), dtype=np.int32)
+  relative = packed["visible_until"]  # at least 1 for a token, 0 for padding
+  return {
+    "tokens": np.where(relative > 0, packed["tokens"], pad_id).astype(np.int32),
+    "targets": packed["targets"],
+    "loss_weights": packed["loss_weights"],
+    "visible_until": index + np.maximum(relative, 1),
+    "positions": packed["positions"],
+  }
+
+
+def _count(rows: Sequence[Row], counts: Counts) -> Counts:
+  counts.rows = len(rows)
+  counts.tokens = sum(len(row["tokens"]) for row in rows)
+  counts.supervised = int(sum((row["loss_weights"] > 0).sum() for row in rows))
+  return counts

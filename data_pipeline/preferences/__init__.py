@@ -1,0 +1,1 @@
+"""Preference pairs for the judge."""

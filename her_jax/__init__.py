@@ -1,0 +1,1 @@
+"""Role-play language models with dual-layer thinking, trained in JAX on TPU."""

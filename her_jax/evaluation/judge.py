@@ -1,0 +1,63 @@
+"""How well a judge judges: accuracy by kind and by order, ties apart."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from her_jax.rl.judge import Comparison, Judge
+from her_jax.roleplay.judging import swap
+from her_jax.roleplay.schema import PreferencePair, Trajectory
+from her_jax.training.metrics import mean
+
+
+def evaluate_judge(
+  judge: Judge, pairs: Sequence[PreferencePair], scenes: Mapping[str, Trajectory]
+) -> dict[str, Any]:
+  """Judges every pair in both orders.
+
+  An unread verdict counts as not correct and is reported as `unparsed`. With both orders a
+  judge that always names the first candidate is right exactly half of the time.
+
+  Returns:
+    `accuracy` over the judgements of pairs with a winner, `by_kind`, `tie_accuracy` for the
+    pairs labelled tie, `flip_rate` (share of pairs whose two verdicts contradict each other),
+    `first_share` (how often the first candidate wins, among verdicts that name one),
+    `unparsed`, and counts. A rate with nothing to average is None.
+  """
+  comparisons = []
+  for pair in pairs:
+    scene = scenes[pair.scene]
+    one, two = pair.candidate_1, pair.candidate_2
+    comparisons += [
+      Comparison(scene, pair.turn, one, two),
+      Comparison(scene, pair.turn, two, one),
+    ]
+  winners = [verdict.winner for verdict in judge.compare(comparisons)]
+  correct: dict[str, list[bool]] = defaultdict(list)
+  tie_correct: list[bool] = []
+  flips: list[bool] = []
+  for i, pair in enumerate(pairs):
+    straight, swapped = winners[2 * i], winners[2 * i + 1]
+    right = [straight == pair.winner, swapped == swap(pair.winner)]
+    if pair.winner == "tie":
+      tie_correct += right
+    else:
+      correct[pair.kind] += right
+    if straight and swapped:
+      flips.append(straight != swap(swapped))
+  everything = [c for kind in correct.values() for c in kind]
+  named = [winner for winner in winners if winner in ("cand_1", "cand_2")]
+  return {
+    "accuracy": mean(everything),
+    "judgements": len(everything),
+    "pairs": len(everything) // 2,
+    "by_kind": {
+      kind: {"accuracy": mean(values), "judgements": len(values)}
+      for kind, values in sorted(correct.items())
+    },
+    "tie_accuracy": mean(tie_correct),
+    "tie_pairs": len(tie_correct) // 2,
+    "flip_rate": mean(flips),
+    "first_share": mean([winner == "cand_1" for winner in named]),
+    "unparsed": sum(winner is None for winner in winners) / max(len(winners), 1),
+  }

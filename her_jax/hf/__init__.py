@@ -1,0 +1,1 @@
+"""Exchange with the Hugging Face format: names, loading, exporting."""

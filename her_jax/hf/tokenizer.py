@@ -1,0 +1,86 @@
+"""Tokenizers: Qwen's own folder, or a small byte-level BPE with the same control tokens."""
+
+from collections.abc import Iterable
+import os
+import pathlib
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from her_jax.roleplay import chat
+from her_jax.roleplay import grammar
+
+CONTROL = (chat.PAD, chat.IM_START, chat.IM_END)
+
+# Ordinary tokens that must stay whole. As in Qwen's tokenizer the think tags are added but
+# not special: they are text that a model writes, not structure.
+LAYOUT = ("<think>", "</think>", *grammar.TAGS)
+
+# Qwen's split: contractions, words with one leading mark, single digits, runs of marks,
+# line ends, blanks.
+_SPLIT = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+  r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+CHAT_TEMPLATE = (
+  "{% for m in messages %}"
+  "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+  "{% endfor %}"
+  "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def load(folder: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
+  """Loads a Hugging Face tokenizer folder, offline.
+
+  Raises:
+    FileNotFoundError: the folder holds no `tokenizer.json`.
+    ValueError: the tokenizer lacks Qwen's ChatML tokens.
+  """
+  if not (pathlib.Path(folder) / "tokenizer.json").is_file():
+    raise FileNotFoundError(
+      f"{folder} holds no tokenizer.json; point config.tokenizer at a Hugging Face folder or"
+      f" leave it empty to take the tokenizer of the checkpoint"
+    )
+  tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+  for token in CONTROL:
+    chat.control_id(token, tokenizer)
+  return tokenizer
+
+
+def train(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
+  """Trains a byte-level BPE on `texts`; the same texts give the same tokenizer.
+
+  Args:
+    vocab_size: rows of the vocabulary, control and layout tokens included.
+  """
+  bpe = tokenizers.Tokenizer(models.BPE())
+  bpe.normalizer = normalizers.NFC()
+  bpe.pre_tokenizer = pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Split(tokenizers.Regex(_SPLIT), "isolated"),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+  )
+  bpe.decoder = decoders.ByteLevel()
+  bpe.add_special_tokens([tokenizers.AddedToken(t, normalized=False) for t in CONTROL])
+  bpe.add_tokens([tokenizers.AddedToken(t, normalized=False) for t in LAYOUT])
+  trainer = trainers.BpeTrainer(
+    vocab_size=vocab_size,
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    special_tokens=[*CONTROL, *LAYOUT],
+    show_progress=False,
+  )
+  bpe.train_from_iterator(texts, trainer)
+  # The trainer marks all that it was given as special; layout tokens are text.
+  bpe.add_tokens([tokenizers.AddedToken(t, normalized=False, special=False) for t in LAYOUT])
+  return PreTrainedTokenizerFast(
+    tokenizer_object=bpe,
+    eos_token=chat.IM_END,
+    pad_token=chat.PAD,
+    chat_template=CHAT_TEMPLATE,
+    clean_up_tokenization_spaces=False,
+    split_special_tokens=False,
+  )

@@ -1,0 +1,1 @@
+"""Sampling from the same module that is trained."""

@@ -1,0 +1,93 @@
+"""The entry point: one config, one task, the same command on every host.
+
+    python -m her_jax.main --config=configs/sft.py:tiny --workdir=out/sft
+    python -m her_jax.main --config=configs/rl.py --workdir=gs://bucket/run1
+"""
+
+from collections.abc import Sequence
+import importlib
+import os
+import sys
+
+from absl import app
+from absl import flags
+from absl import logging
+
+# Decided before JAX and transformers are imported: models are read from folders alone.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+from etils import epath  # noqa: E402
+import jax  # noqa: E402
+from ml_collections import config_flags  # noqa: E402
+
+from her_jax import distributed  # noqa: E402
+from her_jax import host_memory  # noqa: E402
+from her_jax import sharding  # noqa: E402
+from her_jax.roleplay.schema import DataError  # noqa: E402
+from her_jax.training import budget  # noqa: E402
+from her_jax.training.checkpoint import MissingCheckpoint  # noqa: E402
+from her_jax.training.loop import NotFinite  # noqa: E402
+
+TASKS = ("sft", "genrm", "rl", "evaluate", "export", "quickstart")
+
+_CONFIG = config_flags.DEFINE_config_file(
+  "config", None, "Path of a config, with a preset after a colon: configs/rl.py:tiny"
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of this run's results, or gs://…")
+flags.mark_flags_as_required(["config", "workdir"])
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the task that the config names."""
+  if len(argv) > 1:
+    raise app.UsageError(f"what is {argv[1]!r}? Overrides begin with --config.")
+  config, workdir = _CONFIG.value, _WORKDIR.value
+  if config.task not in TASKS:
+    raise app.UsageError(f"no task {config.task!r}; there are {', '.join(TASKS)}")
+
+  host_memory.keep_freed_memory()
+  distributed.initialize()
+  logging.info(
+    "%s on %d %s device(s) of %d host(s)",
+    config.task, jax.device_count(), jax.default_backend(), jax.process_count(),
+  )  # fmt: skip
+  mesh = sharding.make_mesh(**config.mesh)
+  budget.check(config, jax.devices())
+
+  folder = epath.Path(workdir)
+  folder.mkdir(parents=True, exist_ok=True)
+  if jax.process_index() == 0:
+    (folder / "config.json").write_text(config.to_json_best_effort(indent=2))
+
+  task = importlib.import_module(f"her_jax.tasks.{config.task}")
+  with jax.set_mesh(mesh):
+    task.run(config, workdir, mesh)
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+  """Parses the command line; a mistake in it is one line and exit code 2."""
+  try:
+    return flags.FLAGS(list(argv))
+  except (flags.Error, AttributeError, KeyError, ValueError, TypeError, OSError) as error:
+    # ml_collections raises these for unknown keys, values of another type and bad presets.
+    print(f"her_jax: {_first_line(error)}", file=sys.stderr)
+    sys.exit(2)
+
+
+def run() -> None:
+  """What `python -m her_jax.main` calls: expected failures end in one message each."""
+  logging.set_verbosity(logging.INFO)
+  try:
+    app.run(main, flags_parser=parse_flags)
+  except (DataError, MissingCheckpoint, NotFinite, budget.TooLarge) as error:
+    print(f"her_jax: {error}", file=sys.stderr)
+    sys.exit(1)
+
+
+def _first_line(error: Exception) -> str:
+  return str(error.args[0] if error.args else error).strip().strip('"')
+
+
+if __name__ == "__main__":
+  run()

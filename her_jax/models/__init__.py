@@ -1,0 +1,1 @@
+"""The decoder: configuration, rotary positions, attention, Qwen3 in Flax NNX."""

@@ -1,0 +1,310 @@
+"""Qwen3 (arXiv:2505.09388) in Flax NNX: one forward pass for trainer, sampler and judge."""
+
+from flax import nnx, struct
+import jax
+import jax.numpy as jnp
+
+from her_jax.models.attention import attention
+from her_jax.models.config import ModelConfig
+from her_jax.models.rope import apply_rope, rope_angles
+from her_jax.sharding import constrain
+
+
+class KVCache(struct.PyTreeNode):
+  """Keys and values of everything a batch has read so far.
+
+  All rows stand at the same slot, so prompts of unequal length are padded on the left.
+
+  Attributes:
+    keys: [layers, batch, kv_heads, slots, head_dim], rotated; in the order in which
+      attention reads them.
+    values: The same shape.
+    visible_until: int32 [batch, slots], in slots of the cache; 0 where nothing is written.
+    index: int32 scalar, the next free slot.
+  """
+
+  keys: jax.Array
+  values: jax.Array
+  visible_until: jax.Array
+  index: jax.Array
+
+  def write(
+    self, layer: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array | None
+  ) -> "KVCache":
+    """Sets one layer's k and v, both [batch, length, kv_heads, head_dim], at `slots`."""
+
+    def put(whole: jax.Array, new: jax.Array) -> jax.Array:
+      if slots is None:
+        at = (layer, 0, 0, self.index, 0)
+        return jax.lax.dynamic_update_slice(whole, new.swapaxes(1, 2)[None], at)
+      return whole.at[layer, :, :, slots].set(new.swapaxes(0, 1))
+
+    return self.replace(keys=put(self.keys, k), values=put(self.values, v))
+
+
+def init_cache(config: ModelConfig, batch: int, slots: int) -> KVCache:
+  """An empty cache for `batch` rows of at most `slots` tokens, in `config.dtype`."""
+  shape = (config.num_layers, batch, config.num_kv_heads, slots, config.head_dim)
+  names = ("layers", "batch", "kv_heads", "slots", "head_dim")
+  return KVCache(
+    keys=constrain(jnp.zeros(shape, config.dtype), *names),
+    values=constrain(jnp.zeros(shape, config.dtype), *names),
+    visible_until=constrain(jnp.zeros((batch, slots), jnp.int32), "batch", "slots"),
+    index=jnp.zeros((), jnp.int32),
+  )
+
+
+def _param(value: jax.Array, *axes: str) -> nnx.Param:
+  # The axes are logical names, resolved by her_jax.sharding; NNX would take them for mesh
+  # axes and place the array at once, hence eager_sharding=False.
+  return nnx.Param(value, out_sharding=axes, eager_sharding=False)
+
+
+class RMSNorm(nnx.Module):
+  """Root-mean-square normalisation over the last axis."""
+
+  def __init__(self, size: int, axis: str, config: ModelConfig):
+    self.eps = config.rms_norm_eps
+    self.weight = _param(jnp.ones(size, config.param_dtype), axis)
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """[..., size] -> [..., size]. Normalised in float32, cast back, then multiplied."""
+    wide = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+    return (wide * scale).astype(x.dtype) * self.weight[...].astype(x.dtype)
+
+
+class Einsum(nnx.Module):
+  """A weight and the contraction that applies it, without a bias."""
+
+  def __init__(
+    self,
+    equation: str,
+    shape: tuple[int, ...],
+    axes: tuple[str, ...],
+    config: ModelConfig,
+    rngs: nnx.Rngs,
+    branches: int = 1,
+  ):
+    """Args as named; `branches`: how many such outputs add up in the residual stream."""
+    self.equation = equation
+    normal = jax.random.normal(rngs.params(), shape, config.param_dtype)
+    self.weight = _param(_std(config) * branches**-0.5 * normal, *axes)
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    return jnp.einsum(self.equation, x, self.weight[...].astype(x.dtype))
+
+
+class Attention(nnx.Module):
+  """Grouped-query self-attention with RMSNorm on every query and key head before RoPE."""
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    width, head = config.hidden_size, config.head_dim
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    q_axes, kv_axes = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
+    self.q = Einsum("ble,ehd->blhd", (width, heads, head), q_axes, config, rngs)
+    self.k = Einsum("ble,ekd->blkd", (width, kv_heads, head), kv_axes, config, rngs)
+    self.v = Einsum("ble,ekd->blkd", (width, kv_heads, head), kv_axes, config, rngs)
+    self.o = Einsum(
+      "blhd,hde->ble", (heads, head, width), ("heads", "head_dim", "embed"), config, rngs,
+      branches=2 * config.num_layers,
+    )  # fmt: skip
+    self.q_norm = RMSNorm(head, "head_dim", config)
+    self.k_norm = RMSNorm(head, "head_dim", config)
+
+  def __call__(
+    self,
+    x: jax.Array,
+    rope: tuple[jax.Array, jax.Array],
+    visible_until: jax.Array,
+    cache: KVCache | None,
+    slots: jax.Array | None,
+    layer: jax.Array,
+  ) -> tuple[jax.Array, KVCache | None]:
+    """Attends, through the cache where there is one.
+
+    Args:
+      x: [batch, length, hidden].
+      rope: cos and sin of `rope_angles`.
+      visible_until: int32 [batch, slots]; slots = length without a cache.
+      cache: Of all layers, `index` still at the first of the new slots.
+      slots: As in `Qwen3.__call__`.
+      layer: int32 scalar, this layer's place in the cache.
+
+    Returns:
+      [batch, length, hidden] and the cache with this layer's new keys and values.
+    """
+    q = apply_rope(self.q_norm(self.q(x)), *rope)
+    k = apply_rope(self.k_norm(self.k(x)), *rope)
+    q = constrain(q, "batch", "length", "heads", "head_dim")
+    k = constrain(k, "batch", "slots", "kv_heads", "head_dim")
+    v = constrain(self.v(x), "batch", "slots", "kv_heads", "head_dim")
+    if cache is not None:
+      cache = cache.write(layer, k, v, slots)
+      k, v = cache.keys[layer].swapaxes(1, 2), cache.values[layer].swapaxes(1, 2)
+      slots = cache.index + jnp.arange(x.shape[1]) if slots is None else slots
+    mixed = attention(q, k, v, slots, visible_until)
+    return self.o(constrain(mixed, "batch", "length", "heads", "head_dim")), cache
+
+
+class MLP(nnx.Module):
+  """SwiGLU: down(silu(gate(x)) · up(x))."""
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    width, inner = config.hidden_size, config.intermediate_size
+    self.gate = Einsum("ble,em->blm", (width, inner), ("embed", "mlp"), config, rngs)
+    self.up = Einsum("ble,em->blm", (width, inner), ("embed", "mlp"), config, rngs)
+    self.down = Einsum(
+      "blm,me->ble", (inner, width), ("mlp", "embed"), config, rngs,
+      branches=2 * config.num_layers,
+    )  # fmt: skip
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """[batch, length, hidden] -> [batch, length, hidden]."""
+    inner = jax.nn.silu(self.gate(x)) * self.up(x)
+    return self.down(constrain(inner, "batch", "length", "mlp"))
+
+
+class Layer(nnx.Module):
+  """Attention and MLP, each on the normalised residual stream."""
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    self.attention_norm = RMSNorm(config.hidden_size, "embed", config)
+    self.attention = Attention(config, rngs)
+    self.mlp_norm = RMSNorm(config.hidden_size, "embed", config)
+    self.mlp = MLP(config, rngs)
+
+  def __call__(
+    self,
+    x: jax.Array,
+    rope: tuple[jax.Array, jax.Array],
+    visible_until: jax.Array,
+    cache: KVCache | None,
+    slots: jax.Array | None,
+    layer: jax.Array,
+  ) -> tuple[jax.Array, KVCache | None]:
+    """As `Attention.__call__`, with the residual added."""
+    mixed, cache = self.attention(
+      self.attention_norm(x), rope, visible_until, cache, slots, layer
+    )
+    x = constrain(x + mixed, "batch", "length", "act_embed")
+    x = constrain(x + self.mlp(self.mlp_norm(x)), "batch", "length", "act_embed")
+    return x, cache
+
+
+class Qwen3(nnx.Module):
+  """The decoder. Its layers are one module whose parameters have a leading `layers` axis.
+
+  graphdef, params = nnx.split(Qwen3(config, rngs=nnx.Rngs(0)))
+  hidden, _ = nnx.merge(graphdef, params)(tokens, positions, visible_until)
+  """
+
+  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    self.config = config
+    table = (config.vocab_size, config.hidden_size)
+    normal = jax.random.normal(rngs.params(), table, config.param_dtype)
+    self.embedding = _param(_std(config) * normal, "vocab", "embed")
+
+    @nnx.split_rngs(splits=config.num_layers)
+    @nnx.vmap(in_axes=0, out_axes=0, transform_metadata={nnx.PARTITION_NAME: "layers"})
+    def stack(rngs: nnx.Rngs) -> Layer:
+      return Layer(config, rngs)
+
+    self.layers = stack(rngs)
+    self.final_norm = RMSNorm(config.hidden_size, "embed", config)
+    if config.tie_embeddings:
+      self.lm_head = None
+    else:
+      normal = jax.random.normal(rngs.params(), table[::-1], config.param_dtype)
+      self.lm_head = _param(_std(config) * normal, "embed", "vocab")
+
+  def __call__(
+    self,
+    tokens: jax.Array,
+    positions: jax.Array,
+    visible_until: jax.Array,
+    cache: KVCache | None = None,
+    slots: jax.Array | None = None,
+  ) -> tuple[jax.Array, KVCache | None]:
+    """Reads tokens, after those in the cache where one is given.
+
+    Args:
+      tokens: int32 [batch, length].
+      positions: int32 [batch, length], counted along the path from the root.
+      visible_until: int32 [batch, length], see `attention.attention_mask`. Counted in slots
+        of the row, which with a cache are slots of the cache. Padding has its own slot + 1.
+      cache: Written at `cache.index ...`. The caller keeps `index + length <= slots`: the
+        index is a traced value, so running over cannot raise and would overwrite the end.
+      slots: int32 [length], slots of the cache to write instead, the same for every row: the
+        branches of a tree grow side by side, each in slots of its own. The index stays.
+
+    Returns:
+      [batch, length, hidden] after the final norm, in `config.dtype`, and the cache, its
+      index moved on by `length` (None without one).
+
+    Raises:
+      ValueError: More tokens than the cache has slots.
+    """
+    length = tokens.shape[1]
+    if cache is not None:
+      room = cache.visible_until.shape[1]
+      if length > room:
+        raise ValueError(f"{length} tokens do not fit a cache of {room} slots.")
+      if slots is None:
+        visible_until = jax.lax.dynamic_update_slice(
+          cache.visible_until, visible_until, (0, cache.index)
+        )
+      else:
+        visible_until = cache.visible_until.at[:, slots].set(visible_until)
+      cache = cache.replace(visible_until=visible_until)
+
+    rope = rope_angles(positions, self.config.head_dim, self.config.rope_theta)
+    graphdef, stacked = nnx.split(self.layers)
+
+    # The cache is carried and updated in place: as xs and ys of the scan it would be held
+    # twice, 47 GiB more for 32 rows of 8192 slots of Qwen3-32B on four chips.
+    def body(carry, xs):
+      x, cache = carry
+      params, layer = xs
+      return nnx.merge(graphdef, params)(x, rope, visible_until, cache, slots, layer), None
+
+    if self.config.remat == "full" and cache is None:
+      body = jax.checkpoint(body, prevent_cse=False)  # A scan body is safe from CSE.
+
+    # Whole rows of the table first: looked up while split over fsdp, the activations of all
+    # rows are replicated (5 GiB for 64 x 4096 tokens of Qwen3-32B). Cast only after the
+    # lookup, so that the gradients of a frequent token are summed in float32.
+    table = constrain(self.embedding[...], "vocab", "act_embed")
+    x = table[constrain(tokens, "batch", "length")].astype(self.config.dtype)
+    x = constrain(x, "batch", "length", "act_embed")
+    (x, cache), _ = jax.lax.scan(
+      body, (x, cache), (stacked, jnp.arange(self.config.num_layers))
+    )
+    if cache is not None and slots is None:
+      cache = cache.replace(index=cache.index + length)
+    return self.final_norm(x), cache
+
+  def head(self) -> jax.Array:
+    """The output projection [hidden, vocab], in the parameters' dtype."""
+    return self.embedding[...].T if self.lm_head is None else self.lm_head[...]
+
+  def logits(self, hidden: jax.Array) -> jax.Array:
+    """float32 [..., vocab] of hidden states [..., hidden]."""
+    head = self.head().astype(hidden.dtype)
+    return jnp.einsum("...e,ev->...v", hidden, head, preferred_element_type=jnp.float32)
+
+
+def abstract_model(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
+  """graphdef and params of a model, with shapes in the place of arrays; allocates nothing."""
+  # Under a mesh NNX would look the logical axis names up in it; none is needed for shapes.
+  with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+    return nnx.split(nnx.eval_shape(lambda: Qwen3(config, rngs=nnx.Rngs(0))))
+
+
+def _std(config: ModelConfig) -> float:
+  """Standard deviation of fresh weights: 0.014 for a width of 5120, 0.088 for 128.
+
+  A fixed 0.02 suits wide models only: with it a model of width 128 stands at a loss of 5.0
+  nats on one batch after 14 updates where this rule has reached 1.1.
+  """
+  return config.hidden_size**-0.5

@@ -1,0 +1,1 @@
+"""Reinforcement learning against a frozen copy, judged pairwise."""

@@ -1,0 +1,76 @@
+"""The judge at work: pairs of replies in, verdicts out."""
+
+from collections.abc import Sequence
+import dataclasses
+
+from flax import nnx
+from transformers import PreTrainedTokenizerBase
+
+from her_jax.inference.sampler import Sampler
+from her_jax.roleplay import judging
+from her_jax.roleplay.schema import Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """Two replies to one turn, as the judge sees them (no plan, no name prefix)."""
+
+  scene: Trajectory
+  turn: int
+  candidate_1: str
+  candidate_2: str
+
+
+class Judge:
+  """A generative judge: it writes a judgement, and its verdict line is read."""
+
+  def __init__(
+    self,
+    sampler: Sampler,
+    params: nnx.State,
+    tokenizer: PreTrainedTokenizerBase,
+    history: int | None,
+  ):
+    """Takes a sampler at temperature 0 and the weights to use with it.
+
+    Args:
+      history: past turns that the judge reads, as in its training.
+    """
+    self._sampler = sampler
+    self._params = params
+    self._tokenizer = tokenizer
+    self._history = history
+
+  def compare(self, comparisons: Sequence[Comparison]) -> list[judging.Verdict]:
+    """The verdict on each comparison, in the order it is given."""
+    prompts = [self.prompt(c) for c in comparisons]
+    drawn = self._sampler(self._params, prompts, n=1, seed=0)
+    verdicts = []
+    for (completion,) in drawn:
+      if not completion.finished:
+        verdicts.append(judging.Verdict(None, "truncated"))
+        continue
+      text = self._tokenizer.decode(completion.ids, skip_special_tokens=True)
+      verdicts.append(judging.parse_verdict(text))
+    return verdicts
+
+  def prompt(self, comparison: Comparison) -> list[int]:
+    """The judge's prompt, cut from the left of the dialogue if it is too long.
+
+    Raises:
+      ValueError: character, scene and candidates alone do not fit.
+    """
+    candidates = judging.candidates_ids(
+      comparison.candidate_1, comparison.candidate_2, self._tokenizer
+    )
+    history = comparison.turn if self._history is None else min(self._history, comparison.turn)
+    for turns in range(history, -1, -1):
+      context = judging.context_ids(comparison.scene, comparison.turn, self._tokenizer, turns)
+      if len(context) + len(candidates) <= self._sampler.prompt_length:
+        return context + candidates
+    raise ValueError(
+      f"scene {comparison.scene.id!r}, turn {comparison.turn}: the judge's prompt takes"
+      f" {len(context) + len(candidates)} tokens without any history, more than"
+      f" {self._sampler.prompt_length}; raise judge.prompt_length"
+    )
+

@@ -1,0 +1,76 @@
+"""What to watch in reinforcement learning: rewards, collapse, and signs of hacking."""
+
+from collections.abc import Sequence
+import hashlib
+
+from flax import nnx
+import jax
+import numpy as np
+
+from her_jax.evaluation import policy as policy_evaluation
+from her_jax.rl.rollout import Group
+from her_jax.roleplay import grammar
+
+
+def rollout_metrics(groups: Sequence[Group], advantages: np.ndarray) -> dict[str, float | None]:
+  """Shares and means over one step's rollouts; layouts over the finished ones."""
+  rollouts = [r for group in groups for r in group.rollouts]
+  outcomes = [r.outcome for r in rollouts]
+  layouts, valid = [], []
+  for group in groups:
+    speaker = group.scene.turns[group.turn].speaker
+    others = [c.name for c in group.scene.characters if c.name != speaker]
+    for r in group.rollouts:
+      valid.append(
+        r.completion.finished and grammar.is_valid_turn(r.text, speaker, others)
+      )
+      if r.completion.finished:
+        layouts.append(grammar.parse(r.text, speaker).layout())
+  count = len(rollouts)
+  return {
+    "reward_mean": float(np.mean([r.reward for r in rollouts])),
+    "win": outcomes.count("win") / count,
+    "tie": outcomes.count("tie") / count,
+    "lose": outcomes.count("lose") / count,
+    "unparsed": outcomes.count(None) / count,
+    "truncated": sum(not r.completion.finished for r in rollouts) / count,
+    "empty": sum(r.empty for r in rollouts) / count,
+    "grammar_valid": sum(valid) / count,
+    "layout_entropy": policy_evaluation.entropy_bits(layouts),
+    "layout_top1": policy_evaluation.top_share(layouts),
+    "completion_tokens": float(np.mean([len(r.completion.ids) for r in rollouts])),
+    "equal_groups": float(np.mean(~np.any(advantages != 0, axis=1))),
+  }
+
+
+def reward_gain(
+  group_means: Sequence[Sequence[float]],
+) -> tuple[float, float, float]:
+  """Mean reward of the first and the last fifth of the steps, and their difference's error.
+
+  The prompt groups are the independent units: completions of one prompt share a baseline.
+
+  Args:
+    group_means: for each step, the mean reward of each of its groups.
+
+  Returns:
+    first, last, standard error of (last − first).
+
+  Raises:
+    ValueError: fewer than five steps.
+  """
+  if len(group_means) < 5:
+    raise ValueError(f"{len(group_means)} steps have no first and last fifth")
+  fifth = len(group_means) // 5
+  first = np.concatenate([np.asarray(m, np.float64) for m in group_means[:fifth]])
+  last = np.concatenate([np.asarray(m, np.float64) for m in group_means[-fifth:]])
+  error = np.sqrt(first.var(ddof=1) / first.size + last.var(ddof=1) / last.size)
+  return float(first.mean()), float(last.mean()), float(error)
+
+
+def fingerprint(params: nnx.State) -> str:
+  """A short hash of the weights, to see which ones a sample came from."""
+  digest = hashlib.sha256()
+  for leaf in jax.tree.leaves(params):
+    digest.update(np.asarray(jax.device_get(leaf)).tobytes())
+  return digest.hexdigest()[:12]

@@ -1,0 +1,1 @@
+"""One module a task: each reads a config and wires the other rooms; `run(config, workdir)`."""

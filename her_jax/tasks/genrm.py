@@ -1,0 +1,76 @@
+"""The judge: taught to write judgements of reply pairs, both orders of each."""
+
+from typing import Any
+
+from absl import logging
+import jax
+import ml_collections
+
+from data_pipeline import loaders
+from her_jax.evaluation.judge import evaluate_judge
+from her_jax.rl.judge import Judge
+from her_jax.roleplay import chat
+from her_jax.tasks import start
+from her_jax.training import checkpoint
+from her_jax.training import loop
+from her_jax.training import metrics
+from her_jax.training import optimizer as optimizers
+from her_jax.training import step as steps
+from her_jax.training.state import TrainState
+
+
+def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+  """Trains and saves a judge; returns `evaluation.judge.evaluate_judge` on held-out pairs."""
+  scenes, pairs = start.load_scenes(config), start.load_pairs(config)
+  train = [pair for pair in pairs if pair.split == "train"]
+  model = start.start_model(config, mesh, scenes)
+  rows, counts = loaders.judge_trees(
+    train, scenes.train, model.tokenizer, config.data.length, config.judge.history, config.seed
+  )
+  logging.info("judge data: %s", counts.line())
+  batches = loaders.batches(
+    rows,
+    length=config.data.length,
+    batch_size=config.batch_size,
+    seed=config.seed,
+    pad_id=chat.control_id(chat.PAD, model.tokenizer),
+    host=jax.process_index(),
+    hosts=jax.process_count(),
+  )
+  optimizer, schedule = optimizers.build(config.optimizer, config.steps)
+  step_fn = steps.make_train_step(
+    model.graphdef, optimizer, steps.next_token_loss(len(model.tokenizer)), config.micro_batches
+  )
+  checkpoint.clear(workdir)
+  with metrics.MetricWriter(workdir) as writer:
+    state = loop.fit(
+      TrainState.create(model.params, optimizer),
+      step_fn,
+      batches,
+      steps=config.steps,
+      schedule=schedule,
+      writer=writer,
+      mesh=mesh,
+      log_every=config.log_every,
+      name="judge",
+    )
+  checkpoint.save(workdir, config.steps, model.config, state.params, model.tokenizer)
+  return measure(config, model, state.params, scenes, pairs)
+
+
+def measure(
+  config: ml_collections.ConfigDict,
+  model: checkpoint.Checkpoint,
+  params: Any,
+  scenes: start.Scenes,
+  pairs: list,
+) -> dict[str, Any]:
+  """Judges `config.eval_pairs` held-out pairs, spread evenly over the scenes."""
+  heldout = [pair for pair in pairs if pair.split == "heldout"]
+  count = min(config.eval_pairs or len(heldout), len(heldout))
+  chosen = [heldout[i * len(heldout) // count] for i in range(count)]
+  sampler = start.make_sampler(model, config.judge, temperature=0.0)
+  judge = Judge(sampler, params, model.tokenizer, config.judge.history)
+  found = evaluate_judge(judge, chosen, {scene.id: scene for scene in scenes.heldout})
+  logging.info("judge on held-out pairs: %s", found)
+  return found

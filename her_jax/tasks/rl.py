@@ -1,0 +1,163 @@
+"""Reinforcement learning: sample, judge, learn."""
+
+from collections.abc import Sequence
+import json
+from typing import Any
+
+from absl import logging
+from etils import epath
+import jax
+import ml_collections
+import numpy as np
+
+from data_pipeline import loaders
+from data_pipeline import trees
+from her_jax import sharding
+from her_jax.rl import advantages as group_advantages
+from her_jax.rl import monitors
+from her_jax.rl import objective
+from her_jax.rl.judge import Judge
+from her_jax.rl.rollout import Group, Rollouts
+from her_jax.roleplay import chat
+from her_jax.tasks import start
+from her_jax.tasks.sft import Measure
+from her_jax.training import checkpoint
+from her_jax.training import loop
+from her_jax.training import metrics
+from her_jax.training import optimizer as optimizers
+from her_jax.training import step as steps
+from her_jax.training.state import TrainState
+
+
+def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+  """Trains a policy against its frozen first weights.
+
+  Returns:
+    `reward_first_fifth, reward_last_fifth, reward_standard_error` (None below five steps),
+    and the held-out measures before and after.
+  """
+  rl = config.rl
+  if rl.prompts_per_step % rl.updates_per_step:
+    raise ValueError(
+      f"rl.prompts_per_step = {rl.prompts_per_step} cannot be split into"
+      f" rl.updates_per_step = {rl.updates_per_step} equal parts"
+    )
+  scenes = start.load_scenes(config)
+  policy = checkpoint.load(config.policy, mesh, "config.policy")
+  judge_model = checkpoint.load(config.judge.checkpoint, mesh, "config.judge.checkpoint")
+  tokenizer = policy.tokenizer
+  sampler = start.make_sampler(policy, config.sampling, config.sampling.temperature)
+  judge = Judge(
+    start.make_sampler(judge_model, config.judge, temperature=0.0),
+    judge_model.params,
+    judge_model.tokenizer,
+    config.judge.history,
+  )
+  frozen = policy.params
+  rollouts = Rollouts(
+    sampler,
+    frozen,
+    judge,
+    tokenizer,
+    group_size=rl.group_size,
+    orders=config.judge.orders,
+    seed=config.seed,
+  )
+  turns = [(scene, turn) for scene in scenes.train for turn in scene.trained_turns()]
+  stream = loaders.prompt_stream(turns, batch_size=rl.prompts_per_step, seed=config.seed)
+  optimizer, schedule = optimizers.build(config.optimizer, rl.steps * rl.updates_per_step)
+  loss_fn = objective.clipped_policy_loss(
+    valid_vocab=len(tokenizer),
+    temperature=config.sampling.temperature,
+    clip_low=rl.clip_low,
+    clip_high=rl.clip_high,
+  )
+  step_fn = steps.make_train_step(policy.graphdef, optimizer, loss_fn, config.micro_batches)
+  state = TrainState.create(frozen, optimizer)
+  measure = Measure(config, workdir, mesh, policy, scenes)
+  group_means: list[list[float]] = []
+
+  checkpoint.clear(workdir)
+  with metrics.MetricWriter(workdir) as writer, metrics.progress("RL", rl.steps) as advance:
+    before = measure(frozen, "before")
+    watch = metrics.Stopwatch()
+    for step in range(1, rl.steps + 1):
+      groups = rollouts(state.params, next(stream), step)
+      gains = group_advantages.group_relative(
+        np.asarray([[r.reward for r in g.rollouts] for g in groups]),
+        np.asarray([[r.counted for r in g.rollouts] for g in groups]),
+      )
+      updates = []
+      for batch in _batches(groups, gains, config, chat.control_id(chat.PAD, tokenizer)):
+        state, values = step_fn(state, sharding.to_global(batch, mesh))
+        updates.append({k: float(v) for k, v in values.items()})
+      values = monitors.rollout_metrics(groups, gains)
+      values |= {k: float(np.mean([u[k] for u in updates])) for k in updates[0]}
+      if not np.isfinite(values["loss"]):
+        raise loop.NotFinite(f"RL: the loss of step {step} is {values['loss']}")
+      group_means.append([float(np.mean([r.reward for r in g.rollouts])) for g in groups])
+      values |= {"learning_rate": float(schedule((step - 1) * rl.updates_per_step))}
+      values |= _speed(groups, watch.lap())
+      writer.write(step, values)
+      _write_groups(workdir, step, groups)
+      if step % config.log_every == 0 or step in (1, rl.steps):
+        shown = ("reward_mean", "win", "lose", "loss", "grammar_valid", "tokens_per_second")
+        metrics.log_line(step, rl.steps, {k: values[k] for k in shown})
+      advance()
+    checkpoint.save(workdir, rl.steps, policy.config, state.params, tokenizer)
+    after = measure(state.params, "after")
+  found = {f"{k}_before": v for k, v in before.items()}
+  found |= {f"{k}_after": v for k, v in after.items()}
+  first = last = error = None
+  if rl.steps >= 5:
+    first, last, error = monitors.reward_gain(group_means)
+    logging.info("reward %.3f -> %.3f, standard error %.3f", first, last, error)
+  return found | {
+    "reward_first_fifth": first,
+    "reward_last_fifth": last,
+    "reward_standard_error": error,
+  }
+
+
+def _batches(
+  groups: Sequence[Group], gains: np.ndarray, config: ml_collections.ConfigDict, pad_id: int
+) -> list[dict[str, np.ndarray]]:
+  """One batch an update, each a tree a prompt. Groups without a difference weigh nothing."""
+  rows = []
+  for group, gain in zip(groups, gains, strict=True):
+    informative = bool(np.any(gain != 0))
+    row = objective.group_tree(
+      group.prompt,
+      [r.completion for r in group.rollouts],
+      gain,
+      [r.counted and informative for r in group.rollouts],
+    )
+    rows.append(trees.pad(row, config.data.length, pad_id))
+  size = len(rows) // config.rl.updates_per_step
+  return [
+    {name: np.stack([row[name] for row in rows[i : i + size]]) for name in rows[0]}
+    for i in range(0, len(rows), size)
+  ]
+
+
+def _speed(groups: Sequence[Group], seconds: float) -> dict[str, float]:
+  tokens = sum(len(r.completion.ids) for g in groups for r in g.rollouts)
+  return {"seconds": seconds, "tokens": tokens, "tokens_per_second": tokens / seconds}
+
+
+def _write_groups(workdir: str, step: int, groups: Sequence[Group]) -> None:
+  """One prompt's group for people: the baseline and every reply with its outcome."""
+  if jax.process_index() != 0:
+    return
+  folder = epath.Path(workdir) / "samples"
+  folder.mkdir(parents=True, exist_ok=True)
+  group = groups[0]
+  row = {
+    "step": step,
+    "scene": group.scene.id,
+    "turn": group.turn,
+    "baseline": group.baseline,
+    "replies": [{"outcome": r.outcome, "text": r.text} for r in group.rollouts],
+  }
+  with (folder / "rollouts.jsonl").open("w" if step == 1 else "a") as f:
+    f.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -1,0 +1,120 @@
+"""Supervised fine-tuning: replies with their plans, on packed trees."""
+
+from typing import Any
+
+from absl import logging
+import jax
+import ml_collections
+
+from data_pipeline import loaders
+from her_jax import sharding
+from her_jax.evaluation import console
+from her_jax.evaluation import policy as policy_evaluation
+from her_jax.roleplay import chat
+from her_jax.tasks import start
+from her_jax.training import checkpoint
+from her_jax.training import loop
+from her_jax.training import metrics
+from her_jax.training import optimizer as optimizers
+from her_jax.training import step as steps
+from her_jax.training.state import TrainState
+
+
+def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+  """Trains and saves a policy.
+
+  Returns:
+    `heldout_loss_before, heldout_loss_after, grammar_valid_before, grammar_valid_after`;
+    None where `eval_samples` is 0 or nothing is held out.
+  """
+  scenes = start.load_scenes(config)
+  model = start.start_model(config, mesh, scenes)
+  pad_id = chat.control_id(chat.PAD, model.tokenizer)
+  rows, counts = loaders.sft_trees(
+    scenes.train, model.tokenizer, config.data.length, config.context_weight
+  )
+  logging.info("SFT data: %s", counts.line())
+  batches = loaders.batches(
+    rows,
+    length=config.data.length,
+    batch_size=config.batch_size,
+    seed=config.seed,
+    pad_id=pad_id,
+    host=jax.process_index(),
+    hosts=jax.process_count(),
+  )
+  optimizer, schedule = optimizers.build(config.optimizer, config.steps)
+  loss_fn = steps.next_token_loss(len(model.tokenizer))
+  step_fn = steps.make_train_step(model.graphdef, optimizer, loss_fn, config.micro_batches)
+  measure = Measure(config, workdir, mesh, model, scenes)
+
+  checkpoint.clear(workdir)
+  with metrics.MetricWriter(workdir) as writer:
+    before = measure(model.params, "before")
+    state = loop.fit(
+      TrainState.create(model.params, optimizer),
+      step_fn,
+      batches,
+      steps=config.steps,
+      schedule=schedule,
+      writer=writer,
+      mesh=mesh,
+      log_every=config.log_every,
+      name="SFT",
+    )
+    checkpoint.save(workdir, config.steps, model.config, state.params, model.tokenizer)
+    after = measure(state.params, "after")
+  return {f"{k}_before": v for k, v in before.items()} | {
+    f"{k}_after": v for k, v in after.items()
+  }
+
+
+class Measure:
+  """Held-out loss and sampled replies of a policy, written to `workdir/samples`."""
+
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    mesh: jax.sharding.Mesh,
+    model: checkpoint.Checkpoint,
+    scenes: start.Scenes,
+  ):
+    self._config, self._workdir, self._mesh = config, workdir, mesh
+    self._tokenizer = model.tokenizer
+    self._turns = policy_evaluation.pick_turns(scenes.heldout, config.eval_samples)
+    self._sampler = start.make_sampler(model, config.sampling, config.sampling.temperature)
+    self._scenes = scenes.heldout
+    self._eval_step = steps.make_eval_step(
+      model.graphdef, steps.next_token_loss(len(model.tokenizer))
+    )
+
+  def __call__(self, params: Any, when: str) -> dict[str, Any]:
+    """`heldout_loss` in nats a token, and what `policy.describe` gives."""
+    if not self._turns:
+      return {"heldout_loss": None, "grammar_valid": None}
+    loss = self._heldout_loss(params)
+    samples, completions = policy_evaluation.sample_replies(
+      self._sampler, params, self._turns, self._tokenizer, self._config.seed
+    )
+    found = {"heldout_loss": loss, **policy_evaluation.describe(samples, completions)}
+    logging.info(
+      "%s: held-out loss %.4f, %.0f %% of %d replies valid",
+      when, loss, 100 * found["grammar_valid"], len(samples),
+    )  # fmt: skip
+    if jax.process_index() == 0:
+      console.write_samples(f"{self._workdir}/samples/{when}.json", samples)
+      console.print_samples(f"{self._config.task.upper()}: {when}", samples[:: len(samples) // 3][:3])
+    return found
+
+  def _heldout_loss(self, params: Any) -> float:
+    length = self._config.data.length
+    rows, _ = loaders.sft_trees(self._scenes, self._tokenizer, length)
+    pad_id = chat.control_id(chat.PAD, self._tokenizer)
+    total = count = 0.0
+    for batch in loaders.padded_batches(
+      rows, length=length, batch_size=self._config.batch_size, pad_id=pad_id
+    ):
+      part = self._eval_step(params, jax.device_put(batch, sharding.replicated(self._mesh)))
+      total, count = total + float(part[0]), count + float(part[1])
+    return total / count

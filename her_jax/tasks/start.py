@@ -1,0 +1,129 @@
+"""How a stage begins: its scenes, pairs, tokenizer and weights, as the config names them."""
+
+from collections.abc import Iterator
+import dataclasses
+import pathlib
+
+from flax import nnx
+import jax
+import ml_collections
+from transformers import PreTrainedTokenizerBase
+
+from data_pipeline import samples
+from her_jax import sharding
+from her_jax.hf import load as hf_load
+from her_jax.hf import tokenizer as hf_tokenizer
+from her_jax.inference.sampler import Sampler
+from her_jax.models.config import PRESETS, ModelConfig
+from her_jax.roleplay import chat
+from her_jax.roleplay import judging
+from her_jax.roleplay import principles
+from her_jax.roleplay import prompts
+from her_jax.roleplay import schema
+from her_jax.roleplay.schema import PreferencePair, Trajectory
+from her_jax.training import checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenes:
+  """The scenes by split."""
+
+  train: list[Trajectory]
+  heldout: list[Trajectory]
+
+  @property
+  def all(self) -> list[Trajectory]:
+    return [*self.train, *self.heldout]
+
+
+def load_scenes(config: ml_collections.ConfigDict) -> Scenes:
+  """Reads `config.data.scenes`.
+
+  Raises:
+    schema.DataError: a line is broken, or no scene is for training.
+  """
+  path = samples.SCENES if config.data.scenes == "samples" else config.data.scenes
+  scenes = schema.read_trajectories(path)
+  split = Scenes(
+    [s for s in scenes if s.split == "train"], [s for s in scenes if s.split == "heldout"]
+  )
+  if not split.train:
+    raise schema.DataError(f"{path}: no scene has split 'train'; nothing to train on")
+  return split
+
+
+def load_pairs(config: ml_collections.ConfigDict) -> list[PreferencePair]:
+  """Reads `config.data.pairs`."""
+  path = samples.PAIRS if config.data.pairs == "samples" else config.data.pairs
+  return schema.read_pairs(path)
+
+
+def start_model(
+  config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh, scenes: Scenes
+) -> checkpoint.Checkpoint:
+  """The model that training starts from.
+
+  `init_from` may be a workdir of an earlier stage or a Hugging Face folder; without it the
+  weights are random, of the shape `config.model`.
+
+  Raises:
+    checkpoint.MissingCheckpoint: `init_from` is neither.
+  """
+  source = pathlib.Path(config.init_from)
+  if config.init_from and any(source.glob("*.safetensors")):
+    tokenizer = hf_tokenizer.load(config.tokenizer or config.init_from)
+    preset = PRESETS[config.model]
+    model, graphdef, params = hf_load.load(
+      source, mesh=mesh, dtype=preset.dtype, param_dtype=preset.param_dtype, remat=preset.remat
+    )
+    return checkpoint.Checkpoint(model, graphdef, params, tokenizer, step=0)
+  if config.init_from:
+    return checkpoint.load(config.init_from, mesh, "config.init_from")
+  if config.tokenizer:
+    tokenizer = hf_tokenizer.load(config.tokenizer)
+  else:
+    tokenizer = hf_tokenizer.train(_texts(scenes.train), config.tokenizer_vocab)
+  model = PRESETS[config.model]
+  if config.model == "tiny":
+    model = dataclasses.replace(model, vocab_size=len(tokenizer))
+  if model.vocab_size < len(tokenizer):
+    raise ValueError(
+      f"the tokenizer has {len(tokenizer)} tokens, the model {config.model} only"
+      f" {model.vocab_size} rows; pass the tokenizer that belongs to the model"
+    )
+  graphdef, params = sharding.init_sharded(model, config.seed, mesh)
+  return checkpoint.Checkpoint(model, graphdef, params, tokenizer, step=0)
+
+
+def make_sampler(
+  model: checkpoint.Checkpoint, settings: ml_collections.ConfigDict, temperature: float
+) -> Sampler:
+  """A sampler for a model, from a config's `sampling` or `judge` section."""
+  tokenizer = model.tokenizer
+  pad = chat.control_id(chat.PAD, tokenizer)
+  return Sampler(
+    model.config,
+    model.graphdef,
+    prompt_length=settings.prompt_length,
+    max_new_tokens=settings.max_new_tokens,
+    prompts_per_call=settings.prompts_per_call,
+    # Qwen also stops at its padding token.
+    stop_ids=[chat.control_id(chat.IM_END, tokenizer), pad],
+    pad_id=pad,
+    valid_vocab=len(tokenizer),
+    temperature=temperature,
+  )
+
+
+def _texts(scenes: list[Trajectory]) -> Iterator[str]:
+  """What the tiny tokenizer is trained on: all that prompts and replies of `scenes` hold."""
+  for scene in scenes:
+    for character in scene.characters:
+      yield prompts.system_prompt(scene, character)
+    for turn in scene.turns:
+      yield turn.plan
+      yield f"{turn.speaker}: {turn.reply}"
+    for principle in principles.library():
+      for one, two in (([principle], []), ([], [principle]), ([principle], [principle])):
+        yield judging.judgement_text(one, two, [], scene.language)
+    yield judging.candidates_text("", "")

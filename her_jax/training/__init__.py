@@ -1,0 +1,1 @@
+"""State, losses, the step, the loop, checkpoints."""

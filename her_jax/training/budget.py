@@ -1,0 +1,68 @@
+"""Will it fit? An estimate from the config alone, before anything is allocated."""
+
+from collections.abc import Sequence
+
+import jax
+import ml_collections
+import psutil
+
+from her_jax.models.config import PRESETS, ModelConfig
+
+_GIB = 2**30
+# Bytes a parameter: float32 master, two float32 moments, and the gradient.
+_TRAINED = 4 + 8 + 4
+_FROZEN = 4
+# Whole models that a task holds: (trained, frozen). RL: the policy; its first weights, the judge.
+_COPIES = {"sft": (1, 0), "genrm": (1, 0), "rl": (1, 2), "evaluate": (0, 3), "export": (0, 1)}
+
+
+class TooLarge(ValueError):
+  """The config asks for more memory than the devices have."""
+
+
+def required_bytes(task: str, model: ModelConfig) -> int:
+  """A lower bound, in bytes over all devices: weights, moments and gradients, no activations."""
+  trained, frozen = _COPIES[task]
+  return model.num_params() * (trained * _TRAINED + frozen * _FROZEN)
+
+
+def device_bytes(devices: Sequence[jax.Device]) -> int:
+  """Memory of all devices in bytes; fake CPU devices share the host's."""
+  if devices[0].platform == "cpu":
+    hosts = len({device.process_index for device in devices})
+    return psutil.virtual_memory().total * hosts
+  stats = devices[0].memory_stats() or {}
+  return stats.get("bytes_limit", 0) * len(devices)
+
+
+def check(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) -> None:
+  """Stops a run that cannot fit.
+
+  Raises:
+    TooLarge: says what is needed, what is there, and the largest preset that fits.
+  """
+  if config.task not in _COPIES:
+    return
+  available = device_bytes(devices)
+  needed = required_bytes(config.task, PRESETS[config.model])
+  if not available or needed <= available:
+    return
+  fitting = [
+    name for name, model in PRESETS.items() if required_bytes(config.task, model) <= available
+  ]
+  best = max(fitting, key=lambda name: PRESETS[name].num_params()) if fitting else None
+  # A preset that leaves no room for activations is no advice.
+  roomy = [n for n in fitting if required_bytes(config.task, PRESETS[n]) <= available / 2]
+  best = max(roomy, key=lambda name: PRESETS[name].num_params()) if roomy else best
+  advice = (
+    f"The largest preset that fits here is {best}: --config=configs/{config.task}.py:{best}."
+    if best
+    else "No preset fits here."
+  )
+  raise TooLarge(
+    f"{config.model} with task {config.task} needs at least {needed / _GIB:,.0f} GiB for weights,"
+    f" moments and gradients over all devices, and the {len(devices)}"
+    f" {devices[0].platform.upper()} device(s) found have {available / _GIB:,.0f} GiB in all."
+    f" Nothing was allocated. {advice} For {config.model}, start the same command on every host"
+    f" of a pod (launch_tpu/run.sh)."
+  )

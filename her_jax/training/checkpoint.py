@@ -1,0 +1,96 @@
+"""Checkpoints of a stage: parameters by Orbax, with what it takes to use them elsewhere.
+
+    workdir/checkpoints/300/params/    Orbax
+    workdir/checkpoints/300/meta/      step and model, JSON
+    workdir/tokenizer/                 Hugging Face folder
+"""
+
+import dataclasses
+import pathlib
+import shutil
+from typing import Any
+
+from etils import epath
+from flax import nnx
+import jax
+from orbax.checkpoint import v1 as ocp
+from transformers import PreTrainedTokenizerBase
+
+from her_jax import sharding
+from her_jax.hf import tokenizer as hf_tokenizer
+from her_jax.models.config import ModelConfig
+from her_jax.models.qwen3 import abstract_model
+
+
+class MissingCheckpoint(FileNotFoundError):
+  """An earlier stage's result is not where the config says."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+  """A loaded model."""
+
+  config: ModelConfig
+  graphdef: nnx.GraphDef
+  params: nnx.State
+  tokenizer: PreTrainedTokenizerBase
+  step: int
+
+
+def save(
+  workdir: str,
+  step: int,
+  config: ModelConfig,
+  params: nnx.State,
+  tokenizer: PreTrainedTokenizerBase,
+) -> None:
+  """Writes a checkpoint; all processes call it. An older one of the same step is replaced."""
+  folder = epath.Path(workdir) / "checkpoints"
+  if jax.process_index() == 0:
+    tokenizer.save_pretrained(str(epath.Path(workdir) / "tokenizer"))
+  meta = {"step": step, "model": dataclasses.asdict(config)}
+  ocp.save_checkpointables(
+    (folder / str(step)).as_posix(), {"params": _pure(params), "meta": meta}, overwrite=True
+  )
+
+
+def clear(workdir: str) -> None:
+  """Removes checkpoints of an earlier run in this workdir."""
+  if jax.process_index() == 0:
+    shutil.rmtree(pathlib.Path(workdir) / "checkpoints", ignore_errors=True)
+
+
+def load(workdir: str, mesh: jax.sharding.Mesh, what: str) -> Checkpoint:
+  """Loads the newest checkpoint of a workdir onto a mesh, each device its own part.
+
+  Args:
+    what: the config field that names `workdir`, for the error.
+
+  Raises:
+    MissingCheckpoint: there is none; the message says which stage writes it.
+  """
+  folder = epath.Path(workdir) / "checkpoints"
+  steps = [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.exists() else []
+  if not workdir or not steps:
+    raise MissingCheckpoint(
+      f"no checkpoint under {folder.as_posix() if workdir else 'an empty path'!r}, which"
+      f" {what} names; run the stage that writes it first, or point --{what} at its workdir"
+    )
+  path = folder / str(max(steps))
+  meta = ocp.load_checkpointables(path.as_posix(), {"meta": None})["meta"]
+  config = ModelConfig(**meta["model"])
+  graphdef, abstract = abstract_model(config)
+  placed = jax.tree.map(
+    lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at),
+    _pure(abstract),
+    _pure(sharding.shardings(abstract, mesh)),
+  )
+  pure = ocp.load_checkpointables(path.as_posix(), {"params": placed})["params"]
+  params = abstract
+  nnx.replace_by_pure_dict(params, pure)
+  tokenizer = hf_tokenizer.load((epath.Path(workdir) / "tokenizer").as_posix())
+  return Checkpoint(config, graphdef, params, tokenizer, int(meta["step"]))
+
+
+def _pure(params: nnx.State) -> Any:
+  return nnx.to_pure_dict(params)

@@ -1,0 +1,113 @@
+"""Metrics for people and programs: a log line, `metrics.jsonl` and TensorBoard."""
+
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import json
+import pathlib
+import resource
+import sys
+import time
+from typing import Any
+
+from absl import logging
+import jax
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tensorboardX import SummaryWriter
+
+
+class MetricWriter:
+  """Writes one JSON object a step to `workdir/metrics.jsonl`, and scalars to TensorBoard.
+
+  Only the first process writes. A new writer starts the files afresh.
+  """
+
+  def __init__(self, workdir: str | pathlib.Path):
+    self._on = jax.process_index() == 0
+    if not self._on:
+      return
+    workdir = pathlib.Path(workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
+    self._file = (workdir / "metrics.jsonl").open("w", encoding="utf-8")
+    self._tensorboard = SummaryWriter(str(workdir / "metrics"))
+
+  def write(self, step: int, values: Mapping[str, Any]) -> None:
+    """Writes `values` (numbers; None for what could not be measured) of `step`."""
+    if not self._on:
+      return
+    row = {"step": step} | {k: _plain(v) for k, v in values.items()}
+    self._file.write(json.dumps(row) + "\n")
+    self._file.flush()
+    for name, value in row.items():
+      if name != "step" and isinstance(value, (int, float)):
+        self._tensorboard.add_scalar(name, value, step)
+
+  def close(self) -> None:
+    if self._on:
+      self._file.close()
+      self._tensorboard.close()
+
+  def __enter__(self) -> "MetricWriter":
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self.close()
+
+
+def read(path: str | pathlib.Path) -> list[dict[str, Any]]:
+  """Reads a `metrics.jsonl`."""
+  with open(path, encoding="utf-8") as f:
+    return [json.loads(line) for line in f]
+
+
+def log_line(step: int, steps: int, values: Mapping[str, Any]) -> None:
+  """Logs `step 20/300  loss 3.214  …`, numbers with four significant digits."""
+  shown = "  ".join(f"{k} {_short(v)}" for k, v in values.items())
+  logging.info("step %d/%d  %s", step, steps, shown)
+
+
+@contextlib.contextmanager
+def progress(description: str, total: int) -> Iterator[Any]:
+  """A progress bar on a terminal, silent elsewhere; yields a function to call per unit."""
+  bar = Progress(
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeRemainingColumn(),
+    transient=True,
+    disable=not sys.stderr.isatty() or jax.process_index() != 0,
+  )
+  with bar:
+    task = bar.add_task(description, total=total)
+    yield lambda n=1: bar.advance(task, n)
+
+
+class Stopwatch:
+  """Seconds since the last call of `lap`."""
+
+  def __init__(self) -> None:
+    self._last = time.perf_counter()
+
+  def lap(self) -> float:
+    now = time.perf_counter()
+    seconds, self._last = now - self._last, now
+    return seconds
+
+
+def peak_memory_gib() -> float:
+  """Largest resident size of this process so far, in GiB."""
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return peak / (2**30 if sys.platform == "darwin" else 2**20)
+
+
+def mean(values: Sequence[float]) -> float | None:
+  """Arithmetic mean; None where there is nothing to average."""
+  return sum(values) / len(values) if values else None
+
+
+def _plain(value: Any) -> Any:
+  return value.item() if hasattr(value, "item") else value
+
+
+def _short(value: Any) -> str:
+  value = _plain(value)
+  return f"{value:.4g}" if isinstance(value, float) else str(value)

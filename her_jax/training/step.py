@@ -1,0 +1,97 @@
+"""One update: gradients of a sum, divided by one global count."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import optax
+
+from her_jax.models.qwen3 import Qwen3
+from her_jax.training import losses
+from her_jax.training.state import TrainState
+
+Batch = Mapping[str, jax.Array]
+# (model, batch) -> sum of losses, sum of weights, sums of further metrics by name.
+LossFn = Callable[[Qwen3, Batch], tuple[jax.Array, jax.Array, dict[str, jax.Array]]]
+
+
+def next_token_loss(valid_vocab: int) -> LossFn:
+  """Cross-entropy in nats at the weighted targets, for SFT and the judge alike."""
+
+  def loss_fn(model: Qwen3, batch: Batch) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+    hidden, _ = model(batch["tokens"], batch["positions"], batch["visible_until"])
+    weights = batch["loss_weights"]
+    log_probs, _ = losses.token_log_probs(
+      hidden, model.head(), batch["targets"], weights, valid_vocab=valid_vocab
+    )
+    return -jnp.sum(weights * log_probs), jnp.sum(weights), {}
+
+  return loss_fn
+
+
+def make_train_step(
+  graphdef: nnx.GraphDef,
+  optimizer: optax.GradientTransformation,
+  loss_fn: LossFn,
+  micro_batches: int = 1,
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+  """Builds the jitted update; the state is donated.
+
+  With `micro_batches` the rows are worked through in that many parts; sums of losses,
+  weights and gradients are added and divided once, so the split changes nothing: ten targets
+  at loss 2 and one at 10 give 30 / 11 however they are split.
+
+  Returns:
+    step(state, batch) -> state and metrics: `loss`, `targets` (the sum of weights),
+    `gradient_norm`, and the means of what `loss_fn` adds.
+  """
+
+  def sums(params: nnx.State, batch: Batch) -> tuple[jax.Array, tuple[jax.Array, dict]]:
+    total, count, extra = loss_fn(nnx.merge(graphdef, params), batch)
+    return total, (count, extra)
+
+  def accumulate(params: nnx.State, batch: Batch) -> tuple[Any, Any]:
+    value_and_grad = jax.value_and_grad(sums, has_aux=True)
+    if micro_batches == 1:
+      return value_and_grad(params, batch)
+    parts = jax.tree.map(lambda x: x.reshape(micro_batches, -1, *x.shape[1:]), dict(batch))
+    zeros = jax.tree.map(
+      lambda s: jnp.zeros(s.shape, s.dtype),
+      jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[0], parts)),
+    )
+
+    def add(so_far: Any, part: Batch) -> tuple[Any, None]:
+      return jax.tree.map(jnp.add, so_far, value_and_grad(params, part)), None
+
+    return jax.lax.scan(add, zeros, parts)[0]
+
+  @jax.jit(donate_argnums=0)
+  def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+    (total, (count, extra)), gradients = accumulate(state.params, batch)
+    denominator = jnp.maximum(count, 1.0)
+    gradients = jax.tree.map(lambda g: g / denominator, gradients)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    metrics = {
+      "loss": total / denominator,
+      "targets": count,
+      "gradient_norm": optax.global_norm(gradients),
+      **{name: value / denominator for name, value in extra.items()},
+    }
+    return TrainState(state.step + 1, params, opt_state), metrics
+
+  return step
+
+
+def make_eval_step(
+  graphdef: nnx.GraphDef, loss_fn: LossFn
+) -> Callable[[nnx.State, Batch], tuple[jax.Array, jax.Array]]:
+  """Builds the jitted `(params, batch) -> sum of losses, sum of weights`."""
+
+  @jax.jit
+  def step(params: nnx.State, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    return loss_fn(nnx.merge(graphdef, params), batch)[:2]
+
+  return step

@@ -1,0 +1,1 @@
+"""Launching her_jax on Cloud TPU VMs."""
