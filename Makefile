@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 
 # Pythons to try in this order for the environment, unless PYTHON is given.
 ifeq ($(strip $(PYTHON)),)
-CANDIDATES := python3.13 python3.12 python3.11 python3
+CANDIDATES := python3.11 python3.12 python3.13 python3
 else
 CANDIDATES := $(PYTHON)
 endif

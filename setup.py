@@ -84,9 +84,7 @@ setuptools.setup(
     "her_jax": [
       "roleplay/*.json",
       "roleplay/*.jsonl",
-      "*.html",
-      "*/*.html",
-      "*/templates/*.html",
+      "evaluation/*.jinja",
     ],
     "launch_tpu": ["*.sh"],
   },

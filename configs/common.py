@@ -32,17 +32,21 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
   # A Hugging Face tokenizer folder. Empty: the one of init_from, or, where there is none, one
   # trained on the scenes with `tokenizer_vocab` rows.
   config.tokenizer = ""
-  config.tokenizer_vocab = 3072
+  config.tokenizer_vocab = 2048
+  # The sheets of a run that starts from no earlier stage: "full" or "brief".
+  config.prompt_style = "brief" if tiny else "full"
 
   config.data = ml_collections.ConfigDict()
   # JSON Lines of scenes, and of judge pairs; "samples" is the corpus in the package.
   config.data.scenes = "samples"
   config.data.pairs = "samples"
   # Tokens of a row into which trees are packed.
-  config.data.length = 2304 if tiny else 8192
+  config.data.length = 512 if tiny else 8192
+  # Share of the input words replaced by others in training. A corpus of a few dozen scenes needs it.
+  config.data.word_dropout = 0.2 if tiny else 0.0
 
   # Ways to split over the devices; -1 takes what the others leave.
-  config.mesh = ml_collections.ConfigDict(dict(data=1, fsdp=-1, context=1, tensor=1))
+  config.mesh = ml_collections.ConfigDict({"data": 1, "fsdp": -1, "context": 1, "tensor": 1})
 
   config.optimizer = ml_collections.ConfigDict()
   config.optimizer.learning_rate = 2e-5
@@ -62,26 +66,26 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
 def sampling(tiny: bool) -> ml_collections.ConfigDict:
   """How replies are sampled; their prompts are cut to `prompt_length` by whole oldest turns."""
   return ml_collections.ConfigDict(
-    dict(
-      prompt_length=704 if tiny else 6144,
-      max_new_tokens=192 if tiny else 2048,
-      prompts_per_call=16 if tiny else 64,
-      temperature=1.0,
-    )
+    {
+      "prompt_length": 448 if tiny else 6144,
+      "max_new_tokens": 192 if tiny else 2048,
+      "prompts_per_call": 16 if tiny else 64,
+      "temperature": 0.7 if tiny else 1.0,
+    }
   )
 
 
 def judge(tiny: bool) -> ml_collections.ConfigDict:
   """The judge's checkpoint and what it reads and writes."""
   return ml_collections.ConfigDict(
-    dict(
-      checkpoint="",
+    {
+      "checkpoint": "",
       # Past turns that the judge sees.
-      history=2 if tiny else 20,
-      prompt_length=768 if tiny else 8192,
-      max_new_tokens=96 if tiny else 1024,
-      prompts_per_call=16 if tiny else 64,
+      "history": 1 if tiny else 20,
+      "prompt_length": 640 if tiny else 8192,
+      "max_new_tokens": 96 if tiny else 1024,
+      "prompts_per_call": 16 if tiny else 64,
       # 2: each pair in both orders; a contradiction is a tie. 1: one order, drawn at random.
-      orders=2,
-    )
+      "orders": 2,
+    }
   )

@@ -1,6 +1,6 @@
 """Measures a policy, and a judge if one is named, on held-out scenes.
 
-    python -m her_jax.main --config=configs/evaluate.py:tiny --workdir=out/evaluate --config.policy=out/rl --config.judge.checkpoint=out/genrm
+python -m her_jax.main --config=configs/evaluate.py:tiny --workdir=out/evaluate --config.policy=out/rl --config.judge.checkpoint=out/genrm
 """
 
 import ml_collections

@@ -1,6 +1,6 @@
 """Writes a checkpoint as a Hugging Face folder: weights, config, tokenizer, chat template.
 
-    python -m her_jax.main --config=configs/export.py:tiny --workdir=out/export --config.policy=out/rl
+python -m her_jax.main --config=configs/export.py:tiny --workdir=out/export --config.policy=out/rl
 """
 
 import ml_collections

@@ -1,7 +1,7 @@
 """The judge: a pairwise generative reward model, trained on judgements of reply pairs.
 
-    python -m her_jax.main --config=configs/genrm.py:tiny --workdir=out/genrm --config.init_from=out/sft
-    python -m her_jax.main --config=configs/genrm.py --workdir=gs://bucket/genrm --config.init_from=/models/Qwen3-32B
+python -m her_jax.main --config=configs/genrm.py:tiny --workdir=out/genrm --config.init_from=out/sft
+python -m her_jax.main --config=configs/genrm.py --workdir=gs://bucket/genrm --config.init_from=/models/Qwen3-32B
 """
 
 import ml_collections
@@ -13,11 +13,13 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   """Qwen3-32B on a pod; `tiny` continues from the SFT checkpoint on a CPU."""
   config = common.base("genrm", arg)
   tiny = config.model == common.TINY
-  config.steps = 400 if tiny else 2000
+  config.steps = 700 if tiny else 2000
   config.batch_size = 1 if tiny else 32
   if tiny:
     config.init_from = "out/quickstart/sft"
     config.optimizer.learning_rate = 2e-3
+    config.data.length = 768
+    config.data.word_dropout = 0.1
   config.judge = common.judge(tiny)
   # Held-out pairs judged at the end, each in both orders; 0 judges all of them.
   config.eval_pairs = 160 if tiny else 0

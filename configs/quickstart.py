@@ -1,6 +1,6 @@
 """The whole chain on a tiny model: SFT, judge, RL, evaluation, export and a report.
 
-    python -m her_jax.main --config=configs/quickstart.py --workdir=out/quickstart
+python -m her_jax.main --config=configs/quickstart.py --workdir=out/quickstart
 """
 
 import ml_collections
@@ -16,7 +16,7 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   config.task = "quickstart"
   config.seed = 0
   config.model = "tiny"
-  config.mesh = ml_collections.ConfigDict(dict(data=1, fsdp=-1, context=1, tensor=1))
+  config.mesh = ml_collections.ConfigDict({"data": 1, "fsdp": -1, "context": 1, "tensor": 1})
   for stage in (sft, genrm, rl, evaluate, export):
     stage_config = stage.get_config("tiny")
     config[stage_config.task] = stage_config

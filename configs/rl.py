@@ -33,6 +33,6 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   config.optimizer.warmup_steps = 5
   config.optimizer.weight_decay = 0.0
   config.log_every = 1
-  config.data.length = 3072 if tiny else 32768
+  config.data.length = 2048 if tiny else 32768
   config.eval_samples = 48
   return config

@@ -16,13 +16,13 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   """Qwen3-32B on a pod; `tiny` trains from random weights on a CPU in about two minutes."""
   config = common.base("sft", arg)
   tiny = config.model == common.TINY
-  config.steps = 240 if tiny else 2000
+  config.steps = 1500 if tiny else 2000
   config.batch_size = 1 if tiny else 32
   if tiny:
-    config.optimizer.learning_rate = 3e-3
+    config.optimizer.learning_rate = 4e-3
   # Loss weight of the sheet and the history. HER trains on replies alone; the tiny model was
   # never pretrained and learns its language here.
-  config.context_weight = 1.0 if tiny else 0.0
+  config.context_weight = 0.3 if tiny else 0.0
   config.sampling = common.sampling(tiny)
   # Held-out replies sampled before and after; 0 skips it.
   config.eval_samples = 48

@@ -13,9 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from data_pipeline import trees
-from her_jax.roleplay import chat
-from her_jax.roleplay import judging
-from her_jax.roleplay import principles
+from her_jax.roleplay import chat, judging, principles
 from her_jax.roleplay.schema import PreferencePair, Trajectory
 
 Row = dict[str, np.ndarray]
@@ -126,6 +124,7 @@ def judge_trees(
   length: int,
   history: int | None,
   seed: int,
+  style: str = "full",
 ) -> tuple[list[Row], Counts]:
   """One tree a pair: character and scene once, both orders of the candidates as branches.
 
@@ -139,7 +138,7 @@ def judge_trees(
     if pair.scene not in by_id:
       raise ValueError(f"pair {pair.id!r} names scene {pair.scene!r}, which is not in the data")
     scene = by_id[pair.scene]
-    context = judging.context_ids(scene, pair.turn, tokenizer, history)
+    context = judging.context_ids(scene, pair.turn, tokenizer, history, style)
     kept = set(principles.library()) - {*pair.violates_1, *pair.violates_2}
     also = [sorted(kept)[rng.integers(len(kept))]]
     branches = []
@@ -177,28 +176,34 @@ def batches(
   pad_id: int,
   host: int = 0,
   hosts: int = 1,
+  word_dropout: float = 0.0,
+  word_ids: Sequence[int] = (),
 ) -> Iterator[Row]:
   """Shuffled, repeated, packed batches for ever.
 
   Each host reads every `hosts`-th tree and packs `batch_size / hosts` rows of `length`.
   `visible_until` is packed relative to its slot, which packing moves, and made absolute
   afterwards.
+
+  Args:
+    word_dropout: share of the input tokens among `word_ids` that are replaced by another of
+      them, drawn afresh each epoch; targets stay. It keeps a small model from learning a
+      small corpus by heart (word dropout, Bowman et al., arXiv:1511.06349).
   """
   if batch_size % hosts:
     raise ValueError(f"a batch of {batch_size} rows cannot be split over {hosts} hosts")
   if len(rows) < hosts:
     raise ValueError(f"{len(rows)} trees are too few for {hosts} hosts")
-  dataset = (
-    grain.MapDataset.source(rows)
-    .seed(seed)
-    .shuffle()[host::hosts]
-    .repeat()
-    .map(_relative)
-    .to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=64))
+  dataset = grain.MapDataset.source(rows).seed(seed).shuffle()[host::hosts].repeat()
+  if word_dropout:
+    words = np.asarray(word_ids, np.int32)
+    dataset = dataset.random_map(lambda row, rng: _drop_words(row, rng, word_dropout, words))
+  dataset = dataset.map(_relative).to_iter_dataset(
+    grain.ReadOptions(num_threads=1, prefetch_buffer_size=64)
   )
   names = ("tokens", "targets", "loss_weights", "visible_until", "positions")
   dataset = grain.experimental.FirstFitPackIterDataset(
-    dataset, length_struct={name: length for name in names}, num_packing_bins=8
+    dataset, length_struct=dict.fromkeys(names, length), num_packing_bins=8
   )
   dataset = dataset.map(lambda packed: _absolute(packed, pad_id)).batch(batch_size // hosts)
   return iter(dataset)
@@ -223,6 +228,13 @@ def padded_batches(
     chunk += [empty] * (batch_size - len(chunk))
     padded = [trees.pad(row, length, pad_id) for row in chunk]
     yield {name: np.stack([row[name] for row in padded]) for name in padded[0]}
+
+
+def _drop_words(row: Row, rng: np.random.Generator, share: float, words: np.ndarray) -> Row:
+  tokens = row["tokens"]
+  hit = (rng.random(len(tokens)) < share) & np.isin(tokens, words)
+  other = words[rng.integers(0, len(words), len(tokens))]
+  return {**row, "tokens": np.where(hit, other, tokens)}
 
 
 def _relative(row: Row) -> Row:

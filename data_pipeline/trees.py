@@ -85,10 +85,10 @@ def lay_out(
     if branch is not None:
       targets[:-1] = branch.ids
       given = {"loss_weights": branch.weights, **branch.columns}
-      for name, column in given.items():
-        if column is not None and len(column) != len(branch.ids):
-          raise ValueError(f"{len(column)} {name} for a branch of {len(branch.ids)} ids")
-        values[name][:-1] = 1.0 if column is None else column
+      for name, per_id in given.items():
+        if per_id is not None and len(per_id) != len(branch.ids):
+          raise ValueError(f"{len(per_id)} {name} for a branch of {len(branch.ids)} ids")
+        values[name][:-1] = 1.0 if per_id is None else per_id
     parts["targets"].append(targets)
     for name, column in values.items():
       parts[name].append(column)

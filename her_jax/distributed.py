@@ -1,9 +1,9 @@
 """Starting the JAX runtime over all hosts."""
 
 import os
+from typing import Any
 
-from absl import flags
-from absl import logging
+from absl import flags, logging
 import jax
 
 _COORDINATOR = flags.DEFINE_string(
@@ -33,14 +33,14 @@ def initialize() -> None:
       raise ValueError(
         "--coordinator_address, --num_processes and --process_id go together; give all three"
       )
-    if jax.config.jax_platforms == "cpu" or os.environ.get("JAX_PLATFORMS") == "cpu":
+    if os.environ.get("JAX_PLATFORMS") == "cpu":
       jax.config.update("jax_cpu_collectives_implementation", "gloo")
     _join(coordinator_address=given[0], num_processes=given[1], process_id=given[2])
   elif len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1:
     _join()
 
 
-def _join(**peers: object) -> None:
+def _join(**peers: Any) -> None:
   try:
     jax.distributed.initialize(initialization_timeout=_TIMEOUT.value, **peers)
   except Exception as error:

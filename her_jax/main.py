@@ -1,7 +1,7 @@
 """The entry point: one config, one task, the same command on every host.
 
-    python -m her_jax.main --config=configs/sft.py:tiny --workdir=out/sft
-    python -m her_jax.main --config=configs/rl.py --workdir=gs://bucket/run1
+python -m her_jax.main --config=configs/sft.py:tiny --workdir=out/sft
+python -m her_jax.main --config=configs/rl.py --workdir=gs://bucket/run1
 """
 
 from collections.abc import Sequence
@@ -9,25 +9,25 @@ import importlib
 import os
 import sys
 
-from absl import app
-from absl import flags
-from absl import logging
+from absl import app, flags, logging
 
 # Decided before JAX and transformers are imported: models are read from folders alone.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
-from etils import epath  # noqa: E402
-import jax  # noqa: E402
-from ml_collections import config_flags  # noqa: E402
+from etils import epath
+import jax
+from ml_collections import config_flags
 
-from her_jax import distributed  # noqa: E402
-from her_jax import host_memory  # noqa: E402
-from her_jax import sharding  # noqa: E402
-from her_jax.roleplay.schema import DataError  # noqa: E402
-from her_jax.training import budget  # noqa: E402
-from her_jax.training.checkpoint import MissingCheckpoint  # noqa: E402
-from her_jax.training.loop import NotFinite  # noqa: E402
+from her_jax import (
+  distributed,
+  host_memory,
+  sharding,
+)
+from her_jax.roleplay.schema import DataError
+from her_jax.training import budget
+from her_jax.training.checkpoint import MissingCheckpoint
+from her_jax.training.loop import NotFinite
 
 TASKS = ("sft", "genrm", "rl", "evaluate", "export", "quickstart")
 

@@ -216,10 +216,11 @@ def _pair(
   bad = corrupt(scene, turn, rng, pool)
   if bad is None:
     return None
-  good, good_violates, name = scene.turns[turn].reply, (), kind
+  good, name = scene.turns[turn].reply, kind
+  good_violates: tuple[str, ...] = ()
   if rng.random() < TIE_SHARE:
     other = corrupt(scene, turn, rng, pool)
-    if other != bad:
+    if other is not None and other != bad:
       good, good_violates, name = other, violates, f"tie_{kind}"
   tie = bool(good_violates)
   candidates = (good, bad) if good_first else (bad, good)

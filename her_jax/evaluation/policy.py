@@ -28,10 +28,11 @@ def sample_replies(
   turns: Sequence[Prompt],
   tokenizer: PreTrainedTokenizerBase,
   seed: int,
+  style: str,
 ) -> tuple[list[Sample], list[Completion]]:
   """One reply to each turn, as text for people and as ids."""
   rendered = [
-    chat.render_prompt(scene, turn, tokenizer, max_tokens=sampler.prompt_length)
+    chat.render_prompt(scene, turn, tokenizer, sampler.prompt_length, style)
     for scene, turn in turns
   ]
   drawn = [group[0] for group in sampler(params, rendered, n=1, seed=seed)]
@@ -47,7 +48,7 @@ def as_sample(
 ) -> Sample:
   """A completion as text, with whether it is a whole and valid turn."""
   speaker = scene.turns[turn].speaker
-  text = tokenizer.decode(completion.ids, skip_special_tokens=True)
+  text = chat.decode_text(completion.ids, tokenizer)
   others = [c.name for c in scene.characters if c.name != speaker]
   return Sample(
     scene=scene.id,
@@ -60,7 +61,7 @@ def as_sample(
   )
 
 
-def describe(samples: Sequence[Sample], completions: Sequence[Completion]) -> dict[str, float]:
+def describe(samples: Sequence[Sample], completions: Sequence[Completion]) -> dict[str, float | None]:
   """Shares and means over sampled replies; layouts are those of finished replies."""
   layouts = [
     grammar.parse(sample.reply, sample.speaker).layout()

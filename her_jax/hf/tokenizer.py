@@ -8,8 +8,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from her_jax.roleplay import chat
-from her_jax.roleplay import grammar
+from her_jax.roleplay import chat, grammar
 
 CONTROL = (chat.PAD, chat.IM_START, chat.IM_END)
 

@@ -109,7 +109,7 @@ class Sampler:
 
   def _pad_left(self, prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     tokens = np.full((len(prompts), self.prompt_length), self._pad_id, np.int32)
-    for row, prompt in zip(tokens, prompts):
+    for row, prompt in zip(tokens, prompts, strict=True):
       row[len(row) - len(prompt) :] = prompt
     return tokens, np.asarray([len(p) for p in prompts], np.int32)
 

@@ -111,6 +111,7 @@ PRESETS: Mapping[str, ModelConfig] = {
     head_dim=64,
     tie_embeddings=True,
     max_position_embeddings=4096,
+    rope_theta=1e4,
     dtype="float32",
     remat="none",
   ),

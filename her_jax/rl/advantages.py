@@ -21,7 +21,7 @@ def group_relative(rewards: np.ndarray, counted: np.ndarray) -> np.ndarray:
   """
   rewards = np.asarray(rewards, np.float64)
   result = np.zeros_like(rewards)
-  for row, values, use in zip(result, rewards, np.asarray(counted, bool)):
+  for row, values, use in zip(result, rewards, np.asarray(counted, bool), strict=True):
     chosen = values[use]
     if chosen.size < 2 or np.ptp(chosen) < 1e-6:
       continue

@@ -7,6 +7,7 @@ from flax import nnx
 from transformers import PreTrainedTokenizerBase
 
 from her_jax.inference.sampler import Sampler
+from her_jax.roleplay import chat
 from her_jax.roleplay import judging
 from her_jax.roleplay.schema import Trajectory
 
@@ -30,16 +31,19 @@ class Judge:
     params: nnx.State,
     tokenizer: PreTrainedTokenizerBase,
     history: int | None,
+    style: str,
   ):
     """Takes a sampler at temperature 0 and the weights to use with it.
 
     Args:
       history: past turns that the judge reads, as in its training.
+      style: of its context, as in its training.
     """
     self._sampler = sampler
     self._params = params
     self._tokenizer = tokenizer
     self._history = history
+    self._style = style
 
   def compare(self, comparisons: Sequence[Comparison]) -> list[judging.Verdict]:
     """The verdict on each comparison, in the order it is given."""
@@ -50,7 +54,7 @@ class Judge:
       if not completion.finished:
         verdicts.append(judging.Verdict(None, "truncated"))
         continue
-      text = self._tokenizer.decode(completion.ids, skip_special_tokens=True)
+      text = chat.decode_text(completion.ids, self._tokenizer)
       verdicts.append(judging.parse_verdict(text))
     return verdicts
 
@@ -65,7 +69,9 @@ class Judge:
     )
     history = comparison.turn if self._history is None else min(self._history, comparison.turn)
     for turns in range(history, -1, -1):
-      context = judging.context_ids(comparison.scene, comparison.turn, self._tokenizer, turns)
+      context = judging.context_ids(
+        comparison.scene, comparison.turn, self._tokenizer, turns, self._style
+      )
       if len(context) + len(candidates) <= self._sampler.prompt_length:
         return context + candidates
     raise ValueError(
@@ -73,4 +79,3 @@ class Judge:
       f" {len(context) + len(candidates)} tokens without any history, more than"
       f" {self._sampler.prompt_length}; raise judge.prompt_length"
     )
-

@@ -21,9 +21,7 @@ def rollout_metrics(groups: Sequence[Group], advantages: np.ndarray) -> dict[str
     speaker = group.scene.turns[group.turn].speaker
     others = [c.name for c in group.scene.characters if c.name != speaker]
     for r in group.rollouts:
-      valid.append(
-        r.completion.finished and grammar.is_valid_turn(r.text, speaker, others)
-      )
+      valid.append(r.completion.finished and grammar.is_valid_turn(r.text, speaker, others))
       if r.completion.finished:
         layouts.append(grammar.parse(r.text, speaker).layout())
   count = len(rollouts)

@@ -10,9 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from her_jax.inference.sampler import Completion, Sampler
 from her_jax.rl import rewards
 from her_jax.rl.judge import Comparison, Judge
-from her_jax.roleplay import chat
-from her_jax.roleplay import grammar
-from her_jax.roleplay import judging
+from her_jax.roleplay import chat, grammar, judging
 from her_jax.roleplay.schema import Trajectory
 
 PLACES = ("cand_1", "cand_2")
@@ -61,6 +59,7 @@ class Rollouts:
     group_size: int,
     orders: int,
     seed: int,
+    style: str,
   ):
     """Fixes who plays.
 
@@ -68,6 +67,7 @@ class Rollouts:
       baseline_params: the frozen copy that writes the opponent's reply.
       orders: 1 judges each comparison with the candidates in one order, drawn at random; 2
         in both.
+      style: of the sheets, as the policy was trained.
     """
     if orders not in (1, 2):
       raise ValueError(f"judge.orders is {orders}; it must be 1 or 2")
@@ -78,13 +78,14 @@ class Rollouts:
     self._group_size = group_size
     self._orders = orders
     self._seed = seed
+    self._style = style
 
   def __call__(
     self, params: nnx.State, turns: Sequence[tuple[Trajectory, int]], step: int
   ) -> list[Group]:
     """One group for each turn, sampled with `params`; `step` makes the draws its own."""
     prompts = [
-      chat.render_prompt(scene, turn, self._tokenizer, max_tokens=self._sampler.prompt_length)
+      chat.render_prompt(scene, turn, self._tokenizer, self._sampler.prompt_length, self._style)
       for scene, turn in turns
     ]
     seed = (self._seed * 1_000_003 + step) * 2
@@ -143,7 +144,7 @@ class Rollouts:
     return {owner: rewards.outcome(*found) for owner, found in read.items()}
 
   def _text(self, completion: Completion) -> str:
-    return self._tokenizer.decode(completion.ids, skip_special_tokens=True)
+    return chat.decode_text(completion.ids, self._tokenizer)
 
 
 def _rollout(completion: Completion, text: str, name: str, outcome: str | None) -> Rollout:

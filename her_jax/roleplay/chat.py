@@ -12,12 +12,12 @@ prompt of a scene is the same ids everywhere.
     <|im_start|>assistant    <system_thinking>…</system_thinking>Name: …   <|im_end|>   trained
 """
 
+from collections.abc import Sequence
 import dataclasses
 
 from transformers import PreTrainedTokenizerBase
 
-from her_jax.roleplay import grammar
-from her_jax.roleplay import prompts
+from her_jax.roleplay import grammar, prompts
 from her_jax.roleplay.schema import Trajectory
 
 IM_START, IM_END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
@@ -60,6 +60,13 @@ def encode_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
   return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
 
 
+def decode_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
+  """The text of ids, control tokens left out."""
+  text = tokenizer.decode(list(ids), skip_special_tokens=True)
+  assert isinstance(text, str)  # A list comes back for a batch alone.
+  return text
+
+
 def control_id(token: str, tokenizer: PreTrainedTokenizerBase) -> int:
   """The id of a control token.
 
@@ -67,8 +74,10 @@ def control_id(token: str, tokenizer: PreTrainedTokenizerBase) -> int:
     ValueError: the tokenizer does not have it as a single token.
   """
   index = tokenizer.convert_tokens_to_ids(token)
-  if index is None or index == tokenizer.unk_token_id:
-    raise ValueError(f"the tokenizer has no token {token!r}; her_jax needs Qwen's ChatML tokens")
+  if not isinstance(index, int) or index == tokenizer.unk_token_id:
+    raise ValueError(
+      f"the tokenizer has no token {token!r}; her_jax needs Qwen's ChatML tokens"
+    )
   return index
 
 

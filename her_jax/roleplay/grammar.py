@@ -182,9 +182,7 @@ def _tagged(segment: Segment) -> str:
 def _take_name(
   segments: list[Segment], speaker: str | None
 ) -> tuple[str | None, list[Segment]]:
-  first = next(
-    (i for i, s in enumerate(segments) if s.kind != PLAN and s.text.strip()), None
-  )
+  first = next((i for i, s in enumerate(segments) if s.kind != PLAN and s.text.strip()), None)
   if not speaker or first is None or segments[first].kind != SPEECH:
     return None, segments
   text = segments[first].text.lstrip()

@@ -14,9 +14,7 @@ import re
 
 from transformers import PreTrainedTokenizerBase
 
-from her_jax.roleplay import chat
-from her_jax.roleplay import grammar
-from her_jax.roleplay import principles
+from her_jax.roleplay import chat, grammar, principles
 from her_jax.roleplay.schema import Trajectory
 
 _SYSTEM = {
@@ -82,8 +80,13 @@ def candidate_text(completion: str, name: str) -> str:
   return grammar.parse(completion, name).view_for("judge")
 
 
-def context_text(trajectory: Trajectory, turn: int, history: int | None = None) -> str:
-  """Character, scene and the last `history` turns (all if None) before `turn`."""
+def context_text(
+  trajectory: Trajectory, turn: int, history: int | None = None, style: str = "full"
+) -> str:
+  """Character, scene and the last `history` turns (all if None) before `turn`.
+
+  With style "brief" the character is only named.
+  """
   words = _WORDS[trajectory.language]
   character = trajectory.character(trajectory.turns[turn].speaker)
   first = 0 if history is None else max(0, turn - history)
@@ -93,7 +96,8 @@ def context_text(trajectory: Trajectory, turn: int, history: int | None = None) 
     viewer = "judge" if past.speaker == character.name else "other"
     lines.append(f"{past.speaker}: {grammar.parse(past.reply).view_for(viewer)}")
   parts = [
-    f"# {words['character']}\n{character.name}: {character.profile}",
+    f"# {words['character']}\n{character.name}"
+    + (f": {character.profile}" if style == "full" else ""),
     f"# {words['scenario']}\n{trajectory.scenario}",
   ]
   if lines:
@@ -115,12 +119,13 @@ def context_ids(
   turn: int,
   tokenizer: PreTrainedTokenizerBase,
   history: int | None = None,
+  style: str = "full",
 ) -> list[int]:
   """The part of the judge's prompt that both orders of a pair share."""
   return [
     *chat.message("system", _SYSTEM[trajectory.language], tokenizer),
     *chat.open_message("user", tokenizer),
-    *chat.encode_text(context_text(trajectory, turn, history), tokenizer),
+    *chat.encode_text(context_text(trajectory, turn, history, style), tokenizer),
   ]
 
 

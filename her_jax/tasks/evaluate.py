@@ -12,13 +12,14 @@ from her_jax.evaluation import policy as policy_evaluation
 from her_jax.rl import rewards
 from her_jax.rl.judge import Comparison, Judge
 from her_jax.roleplay import judging
-from her_jax.tasks import genrm
-from her_jax.tasks import start
+from her_jax.tasks import genrm, start
 from her_jax.tasks.sft import Measure
 from her_jax.training import checkpoint
 
 
-def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+def run(
+  config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
+) -> dict[str, Any]:
   """Writes `evaluation.json`.
 
   Returns:
@@ -27,7 +28,9 @@ def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
   """
   scenes = start.load_scenes(config)
   policy = checkpoint.load(config.policy, mesh, "config.policy")
-  found: dict[str, Any] = {"policy": Measure(config, workdir, mesh, policy, scenes)(policy.params, "after")}
+  found: dict[str, Any] = {
+    "policy": Measure(config, workdir, mesh, policy, scenes)(policy.params, "after")
+  }
   if config.judge.checkpoint:
     model = checkpoint.load(config.judge.checkpoint, mesh, "config.judge.checkpoint")
     pairs = start.load_pairs(config)
@@ -60,7 +63,7 @@ def _win_rate(
   for side, seed in ((policy, config.seed), (baseline, config.seed + 1)):
     sampler = start.make_sampler(side, config.sampling, config.sampling.temperature)
     samples, _ = policy_evaluation.sample_replies(
-      sampler, side.params, turns, side.tokenizer, seed
+      sampler, side.params, turns, side.tokenizer, seed, side.prompt_style
     )
     replies.append([judging.candidate_text(s.reply, s.speaker) for s in samples])
   comparisons = []
@@ -74,11 +77,11 @@ def _win_rate(
     judge_model.params,
     judge_model.tokenizer,
     config.judge.history,
+    judge_model.prompt_style,
   )
   winners = [verdict.winner for verdict in judge.compare(comparisons)]
   outcomes = [
-    rewards.outcome(winners[i : i + 2], ["cand_1", "cand_2"])
-    for i in range(0, len(winners), 2)
+    rewards.outcome(winners[i : i + 2], ["cand_1", "cand_2"]) for i in range(0, len(winners), 2)
   ]
   count = len(outcomes)
   return {name: outcomes.count(name) / count for name in ("win", "tie", "lose")} | {

@@ -11,7 +11,9 @@ from her_jax.hf import export as hf_export
 from her_jax.training import checkpoint
 
 
-def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+def run(
+  config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
+) -> dict[str, Any]:
   """Exports `config.policy` to `workdir/export`; returns the folder."""
   model = checkpoint.load(config.policy, mesh, "config.policy")
   folder = (epath.Path(workdir) / "export").as_posix()

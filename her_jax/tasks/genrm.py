@@ -11,21 +11,27 @@ from her_jax.evaluation.judge import evaluate_judge
 from her_jax.rl.judge import Judge
 from her_jax.roleplay import chat
 from her_jax.tasks import start
-from her_jax.training import checkpoint
-from her_jax.training import loop
-from her_jax.training import metrics
+from her_jax.training import checkpoint, loop, metrics
 from her_jax.training import optimizer as optimizers
 from her_jax.training import step as steps
 from her_jax.training.state import TrainState
 
 
-def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+def run(
+  config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
+) -> dict[str, Any]:
   """Trains and saves a judge; returns `evaluation.judge.evaluate_judge` on held-out pairs."""
   scenes, pairs = start.load_scenes(config), start.load_pairs(config)
   train = [pair for pair in pairs if pair.split == "train"]
   model = start.start_model(config, mesh, scenes)
   rows, counts = loaders.judge_trees(
-    train, scenes.train, model.tokenizer, config.data.length, config.judge.history, config.seed
+    train,
+    scenes.train,
+    model.tokenizer,
+    config.data.length,
+    config.judge.history,
+    config.seed,
+    model.prompt_style,
   )
   logging.info("judge data: %s", counts.line())
   batches = loaders.batches(
@@ -36,6 +42,8 @@ def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
     pad_id=chat.control_id(chat.PAD, model.tokenizer),
     host=jax.process_index(),
     hosts=jax.process_count(),
+    word_dropout=config.data.word_dropout,
+    word_ids=start.word_ids(model.tokenizer, scenes),
   )
   optimizer, schedule = optimizers.build(config.optimizer, config.steps)
   step_fn = steps.make_train_step(
@@ -54,7 +62,9 @@ def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
       log_every=config.log_every,
       name="judge",
     )
-  checkpoint.save(workdir, config.steps, model.config, state.params, model.tokenizer)
+  checkpoint.save(
+    workdir, config.steps, model.config, state.params, model.tokenizer, model.prompt_style
+  )
   return measure(config, model, state.params, scenes, pairs)
 
 
@@ -70,7 +80,7 @@ def measure(
   count = min(config.eval_pairs or len(heldout), len(heldout))
   chosen = [heldout[i * len(heldout) // count] for i in range(count)]
   sampler = start.make_sampler(model, config.judge, temperature=0.0)
-  judge = Judge(sampler, params, model.tokenizer, config.judge.history)
+  judge = Judge(sampler, params, model.tokenizer, config.judge.history, model.prompt_style)
   found = evaluate_judge(judge, chosen, {scene.id: scene for scene in scenes.heldout})
   logging.info("judge on held-out pairs: %s", found)
   return found

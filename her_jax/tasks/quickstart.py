@@ -10,13 +10,14 @@ from absl import logging
 import jax
 import ml_collections
 
-from her_jax.evaluation import console
-from her_jax.evaluation import report
+from her_jax.evaluation import console, report
 from her_jax.tasks import evaluate, export, genrm, rl, sft
 from her_jax.training import metrics
 
 
-def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+def run(
+  config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
+) -> dict[str, Any]:
   """Runs the stages and writes `summary.json`, `report.html` and `export/`."""
   started = time.perf_counter()
   root = pathlib.Path(workdir)

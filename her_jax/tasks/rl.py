@@ -10,26 +10,24 @@ import jax
 import ml_collections
 import numpy as np
 
-from data_pipeline import loaders
-from data_pipeline import trees
+from data_pipeline import loaders, trees
 from her_jax import sharding
 from her_jax.rl import advantages as group_advantages
-from her_jax.rl import monitors
-from her_jax.rl import objective
+from her_jax.rl import monitors, objective
 from her_jax.rl.judge import Judge
 from her_jax.rl.rollout import Group, Rollouts
 from her_jax.roleplay import chat
 from her_jax.tasks import start
 from her_jax.tasks.sft import Measure
-from her_jax.training import checkpoint
-from her_jax.training import loop
-from her_jax.training import metrics
+from her_jax.training import checkpoint, loop, metrics
 from her_jax.training import optimizer as optimizers
 from her_jax.training import step as steps
 from her_jax.training.state import TrainState
 
 
-def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+def run(
+  config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
+) -> dict[str, Any]:
   """Trains a policy against its frozen first weights.
 
   Returns:
@@ -52,6 +50,7 @@ def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
     judge_model.params,
     judge_model.tokenizer,
     config.judge.history,
+    judge_model.prompt_style,
   )
   frozen = policy.params
   rollouts = Rollouts(
@@ -62,6 +61,7 @@ def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
     group_size=rl.group_size,
     orders=config.judge.orders,
     seed=config.seed,
+    style=policy.prompt_style,
   )
   turns = [(scene, turn) for scene in scenes.train for turn in scene.trained_turns()]
   stream = loaders.prompt_stream(turns, batch_size=rl.prompts_per_step, seed=config.seed)
@@ -89,12 +89,12 @@ def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
       )
       updates = []
       for batch in _batches(groups, gains, config, chat.control_id(chat.PAD, tokenizer)):
-        state, values = step_fn(state, sharding.to_global(batch, mesh))
-        updates.append({k: float(v) for k, v in values.items()})
+        state, scalars = step_fn(state, sharding.to_global(batch, mesh))
+        updates.append({k: float(v) for k, v in scalars.items()})
       values = monitors.rollout_metrics(groups, gains)
       values |= {k: float(np.mean([u[k] for u in updates])) for k in updates[0]}
-      if not np.isfinite(values["loss"]):
-        raise loop.NotFinite(f"RL: the loss of step {step} is {values['loss']}")
+      if not all(np.isfinite(u["loss"]) for u in updates):
+        raise loop.NotFinite(f"RL: the loss of step {step} is no longer a number")
       group_means.append([float(np.mean([r.reward for r in g.rollouts])) for g in groups])
       values |= {"learning_rate": float(schedule((step - 1) * rl.updates_per_step))}
       values |= _speed(groups, watch.lap())
@@ -104,7 +104,9 @@ def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
         shown = ("reward_mean", "win", "lose", "loss", "grammar_valid", "tokens_per_second")
         metrics.log_line(step, rl.steps, {k: values[k] for k in shown})
       advance()
-    checkpoint.save(workdir, rl.steps, policy.config, state.params, tokenizer)
+    checkpoint.save(
+      workdir, rl.steps, policy.config, state.params, tokenizer, policy.prompt_style
+    )
     after = measure(state.params, "after")
   found = {f"{k}_before": v for k, v in before.items()}
   found |= {f"{k}_after": v for k, v in after.items()}

@@ -12,15 +12,15 @@ from her_jax.evaluation import console
 from her_jax.evaluation import policy as policy_evaluation
 from her_jax.roleplay import chat
 from her_jax.tasks import start
-from her_jax.training import checkpoint
-from her_jax.training import loop
-from her_jax.training import metrics
+from her_jax.training import checkpoint, loop, metrics
 from her_jax.training import optimizer as optimizers
 from her_jax.training import step as steps
 from her_jax.training.state import TrainState
 
 
-def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+def run(
+  config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
+) -> dict[str, Any]:
   """Trains and saves a policy.
 
   Returns:
@@ -31,7 +31,11 @@ def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
   model = start.start_model(config, mesh, scenes)
   pad_id = chat.control_id(chat.PAD, model.tokenizer)
   rows, counts = loaders.sft_trees(
-    scenes.train, model.tokenizer, config.data.length, config.context_weight
+    scenes.train,
+    model.tokenizer,
+    config.data.length,
+    config.context_weight,
+    model.prompt_style,
   )
   logging.info("SFT data: %s", counts.line())
   batches = loaders.batches(
@@ -42,6 +46,8 @@ def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
     pad_id=pad_id,
     host=jax.process_index(),
     hosts=jax.process_count(),
+    word_dropout=config.data.word_dropout,
+    word_ids=start.word_ids(model.tokenizer, scenes),
   )
   optimizer, schedule = optimizers.build(config.optimizer, config.steps)
   loss_fn = steps.next_token_loss(len(model.tokenizer))
@@ -62,7 +68,9 @@ def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
       log_every=config.log_every,
       name="SFT",
     )
-    checkpoint.save(workdir, config.steps, model.config, state.params, model.tokenizer)
+    checkpoint.save(
+      workdir, config.steps, model.config, state.params, model.tokenizer, model.prompt_style
+    )
     after = measure(state.params, "after")
   return {f"{k}_before": v for k, v in before.items()} | {
     f"{k}_after": v for k, v in after.items()
@@ -81,7 +89,7 @@ class Measure:
     scenes: start.Scenes,
   ):
     self._config, self._workdir, self._mesh = config, workdir, mesh
-    self._tokenizer = model.tokenizer
+    self._tokenizer, self._style = model.tokenizer, model.prompt_style
     self._turns = policy_evaluation.pick_turns(scenes.heldout, config.eval_samples)
     self._sampler = start.make_sampler(model, config.sampling, config.sampling.temperature)
     self._scenes = scenes.heldout
@@ -95,21 +103,23 @@ class Measure:
       return {"heldout_loss": None, "grammar_valid": None}
     loss = self._heldout_loss(params)
     samples, completions = policy_evaluation.sample_replies(
-      self._sampler, params, self._turns, self._tokenizer, self._config.seed
+      self._sampler, params, self._turns, self._tokenizer, self._config.seed, self._style
     )
     found = {"heldout_loss": loss, **policy_evaluation.describe(samples, completions)}
+    valid = sum(sample.valid for sample in samples)
     logging.info(
-      "%s: held-out loss %.4f, %.0f %% of %d replies valid",
-      when, loss, 100 * found["grammar_valid"], len(samples),
-    )  # fmt: skip
+      "%s: held-out loss %.4f, %d of %d replies valid", when, loss, valid, len(samples)
+    )
     if jax.process_index() == 0:
       console.write_samples(f"{self._workdir}/samples/{when}.json", samples)
-      console.print_samples(f"{self._config.task.upper()}: {when}", samples[:: len(samples) // 3][:3])
+      console.print_samples(
+        f"{self._config.task.upper()}: {when}", samples[:: len(samples) // 3][:3]
+      )
     return found
 
   def _heldout_loss(self, params: Any) -> float:
     length = self._config.data.length
-    rows, _ = loaders.sft_trees(self._scenes, self._tokenizer, length)
+    rows, _ = loaders.sft_trees(self._scenes, self._tokenizer, length, style=self._style)
     pad_id = chat.control_id(chat.PAD, self._tokenizer)
     total = count = 0.0
     for batch in loaders.padded_batches(

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 import dataclasses
 import pathlib
 
-from flax import nnx
 import jax
 import ml_collections
 from transformers import PreTrainedTokenizerBase
@@ -14,12 +13,8 @@ from her_jax import sharding
 from her_jax.hf import load as hf_load
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.inference.sampler import Sampler
-from her_jax.models.config import PRESETS, ModelConfig
-from her_jax.roleplay import chat
-from her_jax.roleplay import judging
-from her_jax.roleplay import principles
-from her_jax.roleplay import prompts
-from her_jax.roleplay import schema
+from her_jax.models.config import PRESETS
+from her_jax.roleplay import chat, judging, principles, prompts, schema
 from her_jax.roleplay.schema import PreferencePair, Trajectory
 from her_jax.training import checkpoint
 
@@ -76,7 +71,7 @@ def start_model(
     model, graphdef, params = hf_load.load(
       source, mesh=mesh, dtype=preset.dtype, param_dtype=preset.param_dtype, remat=preset.remat
     )
-    return checkpoint.Checkpoint(model, graphdef, params, tokenizer, step=0)
+    return checkpoint.Checkpoint(model, graphdef, params, tokenizer, config.prompt_style)
   if config.init_from:
     return checkpoint.load(config.init_from, mesh, "config.init_from")
   if config.tokenizer:
@@ -92,7 +87,7 @@ def start_model(
       f" {model.vocab_size} rows; pass the tokenizer that belongs to the model"
     )
   graphdef, params = sharding.init_sharded(model, config.seed, mesh)
-  return checkpoint.Checkpoint(model, graphdef, params, tokenizer, step=0)
+  return checkpoint.Checkpoint(model, graphdef, params, tokenizer, config.prompt_style)
 
 
 def make_sampler(
@@ -115,11 +110,23 @@ def make_sampler(
   )
 
 
+def word_ids(tokenizer: PreTrainedTokenizerBase, scenes: Scenes) -> list[int]:
+  """Ids of ordinary text, for word dropout: no control token, no tag, no part of a name."""
+  kept = {
+    tokenizer.convert_tokens_to_ids(t) for t in (*hf_tokenizer.CONTROL, *hf_tokenizer.LAYOUT)
+  }
+  for scene in scenes.all:
+    for character in scene.characters:
+      for text in (character.name, f" {character.name}", f"{character.name}: "):
+        kept.update(chat.encode_text(text, tokenizer))
+  return [i for i in range(len(tokenizer)) if i not in kept]
+
+
 def _texts(scenes: list[Trajectory]) -> Iterator[str]:
   """What the tiny tokenizer is trained on: all that prompts and replies of `scenes` hold."""
   for scene in scenes:
     for character in scene.characters:
-      yield prompts.system_prompt(scene, character)
+      yield from (prompts.system_prompt(scene, character, style) for style in prompts.STYLES)
     for turn in scene.turns:
       yield turn.plan
       yield f"{turn.speaker}: {turn.reply}"

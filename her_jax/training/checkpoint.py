@@ -1,8 +1,8 @@
 """Checkpoints of a stage: parameters by Orbax, with what it takes to use them elsewhere.
 
-    workdir/checkpoints/300/params/    Orbax
-    workdir/checkpoints/300/meta/      step and model, JSON
-    workdir/tokenizer/                 Hugging Face folder
+workdir/checkpoints/300/params/    Orbax
+workdir/checkpoints/300/meta/      step, model and prompt style, JSON
+workdir/tokenizer/                 Hugging Face folder
 """
 
 import dataclasses
@@ -34,7 +34,8 @@ class Checkpoint:
   graphdef: nnx.GraphDef
   params: nnx.State
   tokenizer: PreTrainedTokenizerBase
-  step: int
+  prompt_style: str  # of the sheets it was trained on, see roleplay.prompts.STYLES
+  step: int = 0
 
 
 def save(
@@ -43,12 +44,17 @@ def save(
   config: ModelConfig,
   params: nnx.State,
   tokenizer: PreTrainedTokenizerBase,
+  prompt_style: str,
 ) -> None:
   """Writes a checkpoint; all processes call it. An older one of the same step is replaced."""
   folder = epath.Path(workdir) / "checkpoints"
   if jax.process_index() == 0:
     tokenizer.save_pretrained(str(epath.Path(workdir) / "tokenizer"))
-  meta = {"step": step, "model": dataclasses.asdict(config)}
+  meta = {
+    "step": step,
+    "model": dataclasses.asdict(config),
+    "prompt_style": prompt_style,
+  }
   ocp.save_checkpointables(
     (folder / str(step)).as_posix(), {"params": _pure(params), "meta": meta}, overwrite=True
   )
@@ -89,7 +95,9 @@ def load(workdir: str, mesh: jax.sharding.Mesh, what: str) -> Checkpoint:
   params = abstract
   nnx.replace_by_pure_dict(params, pure)
   tokenizer = hf_tokenizer.load((epath.Path(workdir) / "tokenizer").as_posix())
-  return Checkpoint(config, graphdef, params, tokenizer, int(meta["step"]))
+  return Checkpoint(
+    config, graphdef, params, tokenizer, meta["prompt_style"], int(meta["step"])
+  )
 
 
 def _pure(params: nnx.State) -> Any:

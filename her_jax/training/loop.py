@@ -37,8 +37,8 @@ def fit(
   with metrics.progress(name, steps) as advance:
     for step in range(1, steps + 1):
       batch = next(batches)
-      state, values = step_fn(state, sharding.to_global(batch, mesh))
-      values = {k: float(v) for k, v in values.items()}
+      state, found = step_fn(state, sharding.to_global(batch, mesh))
+      values = {k: float(v) for k, v in found.items()}
       if not np.isfinite(values["loss"]):
         raise NotFinite(
           f"{name}: the loss of step {step} is {values['loss']}; lower"

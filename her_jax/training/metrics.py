@@ -11,7 +11,13 @@ from typing import Any
 
 from absl import logging
 import jax
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+  BarColumn,
+  MofNCompleteColumn,
+  Progress,
+  TextColumn,
+  TimeRemainingColumn,
+)
 from tensorboardX import SummaryWriter
 
 

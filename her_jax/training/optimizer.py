@@ -7,7 +7,9 @@ import ml_collections
 import optax
 
 
-def build(config: ml_collections.ConfigDict, steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
+def build(
+  config: ml_collections.ConfigDict, steps: int
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
   """The optimiser of `config.optimizer` for a run of `steps` updates.
 
   `learning_rate` is the peak, reached after `warmup_steps` and decayed by a cosine to

@@ -1,0 +1,195 @@
+"""Scenes and pairs in and out; every kind of bad line is named with its place and its mend."""
+
+import copy
+import dataclasses
+import json
+
+import pytest
+
+from her_jax.roleplay import schema
+
+SCENE = {
+  "id": "quay",
+  "scenario": "A quay at night.",
+  "characters": [
+    {"name": "Una", "profile": "A widow.", "motivation": "To be left alone."},
+    {"name": "Joost", "profile": "A salvage master.", "background": "Vlissingen."},
+  ],
+  "turns": [
+    {"speaker": "Environment", "reply": "Rain."},
+    {"speaker": "Joost", "reply": "<role_action>bows</role_action> Madam."},
+    {"speaker": "Una", "plan": "Una stays cool.", "reply": "Sit."},
+  ],
+  "language": "en",
+  "source": "The Low Light",
+  "split": "heldout",
+}
+PAIR = {
+  "id": "quay/2",
+  "scene": "quay",
+  "turn": 2,
+  "candidate_1": "Sit.",
+  "candidate_2": "Okay.",
+  "winner": "cand_1",
+  "kind": "flat",
+  "violates_2": ["vivid"],
+}
+
+
+def _write(path, *rows) -> None:
+  lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
+  path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_scenes_survive_writing_and_reading(tmp_path):
+  chinese = {
+    **SCENE,
+    "id": "码头",
+    "language": "zh",
+    "turns": [{"speaker": "环境", "reply": "下雨。"}, {"speaker": "Una", "reply": "坐。"}],
+  }
+  scenes = [schema.trajectory_from_dict(row) for row in (SCENE, chinese)]
+  path = tmp_path / "scenes.jsonl"
+  schema.write_jsonl(path, scenes)
+  assert schema.read_trajectories(path) == scenes
+  # Texts are written as themselves, and empty optional fields not at all.
+  written = path.read_text(encoding="utf-8")
+  assert "码头" in written and '"mood"' not in written and '"plan": ""' not in written
+
+
+def test_pairs_survive_writing_and_reading(tmp_path):
+  tie = {**PAIR, "id": "quay/2b", "winner": "tie", "violates_1": ["vivid", "own-voice"]}
+  pairs = [schema.pair_from_dict(row) for row in (PAIR, tie)]
+  schema.write_jsonl(tmp_path / "pairs.jsonl", pairs)
+  assert schema.read_pairs(tmp_path / "pairs.jsonl") == pairs
+
+
+def test_what_a_scene_knows_of_itself():
+  scene = schema.trajectory_from_dict(SCENE)
+  assert scene.trained_turns() == scene.trained_turns("Una") == [2]
+  assert scene.trained_turns("Joost") == []
+  assert scene.trained_characters() == ["Una"]
+  assert scene.environment == "Environment"
+  assert dataclasses.replace(scene, language="zh").environment == "环境"
+  with pytest.raises(KeyError, match="'Nobody' is not a character of scene 'quay'"):
+    scene.character("Nobody")
+
+
+def test_blank_lines_are_passed_over_and_counted_as_lines(tmp_path):
+  path = tmp_path / "scenes.jsonl"
+  _write(path, SCENE, "", "  ", "{")
+  with pytest.raises(schema.DataError, match=r"scenes\.jsonl:4: not valid JSON"):
+    schema.read_trajectories(path)
+
+
+def _changed(*path, to=None, drop=False) -> dict:
+  """SCENE with the entry at `path` changed or removed."""
+  row = copy.deepcopy(SCENE)
+  place = row
+  for step in path[:-1]:
+    place = place[step]
+  if drop:
+    del place[path[-1]]
+  else:
+    place[path[-1]] = to
+  return row
+
+
+@pytest.mark.parametrize(
+  "row, field, mend",
+  [
+    (json.dumps(SCENE)[:80], "not valid JSON at column", "one whole JSON object"),
+    ('["a list"]', "got list", "one JSON object a line"),
+    (_changed("titel", to="x"), "titel: unknown field", "known are id, scenario"),
+    (_changed("turns", 1, "plans", to="x"), "turns[1].plans: unknown", "known are speaker"),
+    (_changed("characters", 0, "age", to="6"), "characters[0].age: unknown", "known are name"),
+    (_changed("id", drop=True), "id: missing", "give it a text"),
+    (_changed("scenario", to="  "), "scenario: missing or empty", "give it a text"),
+    (_changed("characters", to=[]), "characters: missing or empty", "list of objects"),
+    (_changed("turns", drop=True), "turns: missing or empty", "list of objects"),
+    (_changed("characters", 1, "profile", drop=True), "characters[1].profile", "give it a text"),
+    (_changed("turns", 0, "reply", to=""), "turns[0].reply", "give it a text"),
+    (_changed("turns", 1, to="Sit."), "turns[1]: expected an object", "got str"),
+    (_changed("genre", to=7), "genre: expected a text", "got 7"),
+    (_changed("turns", 2, "plan", to=None), "turns[2].plan: expected a text", "got None"),
+    (_changed("language", to="de"), "language: 'de' is not one of", "en"),
+    (_changed("split", to="test"), "split: 'test' is not one of", "train, heldout"),
+    (_changed("characters", 1, "name", to="Una"), "a name stands twice", "name of its own"),
+    (_changed("turns", 1, "speaker", to="Jost"), "turns[1].speaker: 'Jost'", "correct the name"),
+    (_changed("turns", 0, "plan", to="Rain."), "turns[0].plan: the environment", "remove it"),
+    (
+      _changed("turns", 2, "reply", to="<role_thinking>Hm. Sit."),
+      "turns[2].reply: <role_thinking> is never closed",
+      "balance the tags",
+    ),
+    (
+      _changed("turns", 2, "reply", to="<Role_Action>nods</Role_Action>"),
+      "turns[2].reply: irregular tag",
+      "balance the tags",
+    ),
+    (
+      _changed("turns", 2, "reply", to="<system_thinking>Cool.</system_thinking>Sit."),
+      "turns[2].reply: holds <system_thinking>",
+      "into the field 'plan'",
+    ),
+    (
+      _changed("turns", 2, "reply", to="<role_thinking>Hm.</role_thinking>"),
+      "turns[2].reply: neither speech nor action",
+      "write what others perceive",
+    ),
+  ],
+)
+def test_a_bad_scene_is_named_with_place_field_and_mend(tmp_path, row, field, mend):
+  path = tmp_path / "scenes.jsonl"
+  good = {**SCENE, "id": "first"}
+  _write(path, good, row)
+  with pytest.raises(schema.DataError) as caught:
+    schema.read_trajectories(path)
+  message = str(caught.value)
+  assert message.startswith(f"{path}:2")
+  assert field in message and mend in message
+  assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+  "change, field",
+  [
+    ({"winner": "cand_3"}, "winner: 'cand_3' is not one of cand_1, cand_2, tie"),
+    ({"split": "test"}, "split: 'test' is not one of train, heldout"),
+    ({"turn": -1}, "turn: expected the index of a turn, got -1"),
+    ({"turn": "2"}, "turn: expected the index of a turn, got '2'"),
+    ({"turn": None}, "turn: expected the index of a turn, got None"),
+    ({"violates_1": "vivid"}, "violates_1: expected a list of principle ids"),
+    ({"violates_2": [3]}, "violates_2: expected a list of principle ids"),
+    ({"candidate_2": ""}, "candidate_2: missing or empty; give it a text"),
+    ({"scene": None}, "scene: missing or empty; give it a text"),
+    ({"label": "x"}, "label: unknown field; known are id, scene"),
+  ],
+)
+def test_a_bad_pair_is_named_with_place_field_and_mend(tmp_path, change, field):
+  path = tmp_path / "pairs.jsonl"
+  _write(path, {**PAIR, "id": "first"}, {**PAIR, **change})
+  with pytest.raises(schema.DataError) as caught:
+    schema.read_pairs(path)
+  message = str(caught.value)
+  assert message.startswith(f"{path}:2 (id 'quay/2'): ")
+  assert field in message
+
+
+@pytest.mark.parametrize(
+  "read, row", [(schema.read_trajectories, SCENE), (schema.read_pairs, PAIR)]
+)
+def test_an_id_that_stands_twice_is_named(tmp_path, read, row):
+  path = tmp_path / "rows.jsonl"
+  _write(path, row, {**row, "id": "between"}, row)
+  with pytest.raises(schema.DataError) as caught:
+    read(path)
+  message = str(caught.value)
+  assert message.startswith(str(path)) and repr(row["id"]) in message
+  assert "ids must be unique" in message
+
+
+@pytest.mark.parametrize("read", [schema.read_trajectories, schema.read_pairs])
+def test_a_missing_file_is_named(tmp_path, read):
+  with pytest.raises(schema.DataError, match=r"nowhere\.jsonl: no such file; pass an existing"):
+    read(tmp_path / "nowhere.jsonl")
