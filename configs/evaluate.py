@@ -18,7 +18,6 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   config.judge = common.judge(tiny)
   config.judge.checkpoint = "out/quickstart/genrm" if tiny else ""
   config.sampling = common.sampling(tiny)
-  config.batch_size = 1 if tiny else 32
   config.eval_samples = 48
   config.eval_pairs = 160 if tiny else 0
   return config

@@ -14,11 +14,11 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   config = common.base("genrm", arg)
   tiny = config.model == common.TINY
   config.steps = 700 if tiny else 2000
-  config.batch_size = 1 if tiny else 32
+  config.batch_size = 4 if tiny else 32
   if tiny:
     config.init_from = "out/quickstart/sft"
     config.optimizer.learning_rate = 2e-3
-    config.data.length = 768
+    config.data.length = 1024
     config.data.word_dropout = 0.1
   config.judge = common.judge(tiny)
   # Held-out pairs judged at the end, each in both orders; 0 judges all of them.

@@ -16,7 +16,8 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   config.task = "quickstart"
   config.seed = 0
   config.model = "tiny"
-  config.mesh = ml_collections.ConfigDict({"data": 1, "fsdp": -1, "context": 1, "tensor": 1})
+  config.mesh = sft.get_config("tiny").mesh
+  config.cpu_devices = sft.get_config("tiny").cpu_devices
   for stage in (sft, genrm, rl, evaluate, export):
     stage_config = stage.get_config("tiny")
     config[stage_config.task] = stage_config

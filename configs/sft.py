@@ -17,7 +17,7 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   config = common.base("sft", arg)
   tiny = config.model == common.TINY
   config.steps = 1500 if tiny else 2000
-  config.batch_size = 1 if tiny else 32
+  config.batch_size = 4 if tiny else 32
   if tiny:
     config.optimizer.learning_rate = 4e-3
   # Loss weight of the sheet and the history. HER trains on replies alone; the tiny model was

@@ -47,6 +47,7 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(f"no task {config.task!r}; there are {', '.join(TASKS)}")
 
   host_memory.keep_freed_memory()
+  jax.config.update("jax_num_cpu_devices", config.cpu_devices)
   distributed.initialize()
   logging.info(
     "%s on %d %s device(s) of %d host(s)",

@@ -48,21 +48,22 @@ class Judge:
   def compare(self, comparisons: Sequence[Comparison]) -> list[judging.Verdict]:
     """The verdict on each comparison, in the order it is given."""
     prompts = [self.prompt(c) for c in comparisons]
-    drawn = self._sampler(self._params, prompts, n=1, seed=0)
-    verdicts = []
-    for (completion,) in drawn:
-      if not completion.finished:
-        verdicts.append(judging.Verdict(None, "truncated"))
-        continue
-      text = chat.decode_text(completion.ids, self._tokenizer)
-      verdicts.append(judging.parse_verdict(text))
+    fitting = [i for i, prompt in enumerate(prompts) if prompt is not None]
+    drawn = self._sampler(self._params, [prompts[i] or [] for i in fitting], n=1, seed=0)
+    verdicts = [judging.Verdict(None, "too long")] * len(prompts)
+    for i, (completion,) in zip(fitting, drawn, strict=True):
+      if completion.finished:
+        text = chat.decode_text(completion.ids, self._tokenizer)
+        verdicts[i] = judging.parse_verdict(text)
+      else:
+        verdicts[i] = judging.Verdict(None, "truncated")
     return verdicts
 
-  def prompt(self, comparison: Comparison) -> list[int]:
-    """The judge's prompt, cut from the left of the dialogue if it is too long.
+  def prompt(self, comparison: Comparison) -> list[int] | None:
+    """The judge's prompt, oldest turns left out if it is too long.
 
-    Raises:
-      ValueError: character, scene and candidates alone do not fit.
+    None where character, scene and candidates alone do not fit: no verdict is to be had, and
+    one odd reply must not end a long run.
     """
     candidates = judging.candidates_ids(
       comparison.candidate_1, comparison.candidate_2, self._tokenizer
@@ -74,8 +75,4 @@ class Judge:
       )
       if len(context) + len(candidates) <= self._sampler.prompt_length:
         return context + candidates
-    raise ValueError(
-      f"scene {comparison.scene.id!r}, turn {comparison.turn}: the judge's prompt takes"
-      f" {len(context) + len(candidates)} tokens without any history, more than"
-      f" {self._sampler.prompt_length}; raise judge.prompt_length"
-    )
+    return None

@@ -61,7 +61,7 @@ class Verdict:
   Attributes:
     winner: "cand_1", "cand_2", "tie", or None where no verdict could be read (missing, never
       a lost comparison).
-    status: "ok" or "unparsed".
+    status: "ok", "unparsed", "truncated" (cut off) or "too long" (the prompt did not fit).
     principles: (name, winner) for each comparison line, in order.
   """
 

@@ -118,12 +118,12 @@ class Measure:
     return found
 
   def _heldout_loss(self, params: Any) -> float:
-    length = self._config.data.length
+    length = self._config.data.eval_length
     rows, _ = loaders.sft_trees(self._scenes, self._tokenizer, length, style=self._style)
     pad_id = chat.control_id(chat.PAD, self._tokenizer)
     total = count = 0.0
     for batch in loaders.padded_batches(
-      rows, length=length, batch_size=self._config.batch_size, pad_id=pad_id
+      rows, length=length, batch_size=self._config.data.eval_batch_size, pad_id=pad_id
     ):
       part = self._eval_step(params, jax.device_put(batch, sharding.replicated(self._mesh)))
       total, count = total + float(part[0]), count + float(part[1])

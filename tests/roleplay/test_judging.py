@@ -6,8 +6,7 @@ import re
 import pytest
 
 from her_jax.hf import tokenizer as hf_tokenizer
-from her_jax.roleplay import judging
-from her_jax.roleplay import principles
+from her_jax.roleplay import judging, principles
 from her_jax.roleplay.schema import Character, Trajectory, Turn
 
 IDS = tuple(principles.library())

@@ -107,7 +107,11 @@ def _changed(*path, to=None, drop=False) -> dict:
     (_changed("scenario", to="  "), "scenario: missing or empty", "give it a text"),
     (_changed("characters", to=[]), "characters: missing or empty", "list of objects"),
     (_changed("turns", drop=True), "turns: missing or empty", "list of objects"),
-    (_changed("characters", 1, "profile", drop=True), "characters[1].profile", "give it a text"),
+    (
+      _changed("characters", 1, "profile", drop=True),
+      "characters[1].profile",
+      "give it a text",
+    ),
     (_changed("turns", 0, "reply", to=""), "turns[0].reply", "give it a text"),
     (_changed("turns", 1, to="Sit."), "turns[1]: expected an object", "got str"),
     (_changed("genre", to=7), "genre: expected a text", "got 7"),
@@ -115,7 +119,11 @@ def _changed(*path, to=None, drop=False) -> dict:
     (_changed("language", to="de"), "language: 'de' is not one of", "en"),
     (_changed("split", to="test"), "split: 'test' is not one of", "train, heldout"),
     (_changed("characters", 1, "name", to="Una"), "a name stands twice", "name of its own"),
-    (_changed("turns", 1, "speaker", to="Jost"), "turns[1].speaker: 'Jost'", "correct the name"),
+    (
+      _changed("turns", 1, "speaker", to="Jost"),
+      "turns[1].speaker: 'Jost'",
+      "correct the name",
+    ),
     (_changed("turns", 0, "plan", to="Rain."), "turns[0].plan: the environment", "remove it"),
     (
       _changed("turns", 2, "reply", to="<role_thinking>Hm. Sit."),

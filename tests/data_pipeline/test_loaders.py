@@ -1,0 +1,311 @@
+"""Batches of packed trees: complete, repeatable, and equal to expanded rows in loss."""
+
+from collections import Counter
+import dataclasses
+import itertools
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from data_pipeline import loaders, samples, trees
+from her_jax.hf import tokenizer as hf_tokenizer
+from her_jax.models.config import ModelConfig
+from her_jax.models.qwen3 import Qwen3
+from her_jax.roleplay import chat, judging, schema
+from her_jax.training import step as steps
+
+SCENES = schema.read_trajectories(samples.SCENES)[:3]
+_QUICK_COMPILE = {"xla_backend_optimization_level": 0}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+  return hf_tokenizer.train((f"{t.plan} {t.reply}" for s in SCENES for t in s.turns), 700)
+
+
+def _synthetic(count: int, length: int | None = None) -> list[loaders.Row]:
+  """Trees of ids that no other tree has, so that each is known by its first token."""
+  rng = np.random.default_rng(0)
+  rows = []
+  for number in range(count):
+    size = length or int(rng.integers(8, 30))
+    ids = list(range(100 * (number + 1), 100 * (number + 1) + size))
+    if length:
+      rows.append(trees.lay_out(ids, [], trunk_weight=0.5))
+    else:
+      rows.append(
+        trees.lay_out(ids[:-3], [trees.Branch(3, ids[-3:-1]), trees.Branch(4, ids[-1:])])
+      )
+  return rows
+
+
+def _unpacked(batch) -> list[loaders.Row]:
+  """The trees of a batch, cut out and counted from their own first slot."""
+  found = []
+  for row in ({k: v[i] for k, v in batch.items()} for i in range(len(batch["tokens"]))):
+    slot = 0
+    while slot < len(row["tokens"]) and row["tokens"][slot] != 0:
+      end = int(row["visible_until"][slot])  # The root is seen by its whole tree.
+      tree = {name: values[slot:end].copy() for name, values in row.items()}
+      tree["visible_until"] -= slot
+      found.append(tree)
+      slot = end
+    # What is left is padding: seen by itself alone, weighing nothing.
+    assert not row["loss_weights"][slot:].any()
+    assert not row["tokens"][slot:].any()
+    assert row["visible_until"][slot:].tolist() == [*range(slot + 1, len(row["tokens"]) + 1)]
+  return found
+
+
+def _take(rows, batches: int, **settings):
+  defaults = {"length": 64, "batch_size": 2, "seed": 0, "pad_id": 0}
+  stream = loaders.batches(rows, **{**defaults, **settings})
+  return list(itertools.islice(stream, batches))
+
+
+def test_a_packed_tree_is_what_it_was_alone():
+  rows = _synthetic(20)
+  by_first = {int(row["tokens"][0]): row for row in rows}
+  seen: Counter[int] = Counter()
+  shared = 0
+  for batch in _take(rows, 16):
+    assert all(values.shape == (2, 64) for values in batch.values())
+    trees_here = _unpacked(batch)
+    shared += len(trees_here) > 2
+    for tree in trees_here:
+      first = int(tree["tokens"][0])
+      seen[first] += 1
+      assert set(tree) == set(by_first[first])
+      for name, values in by_first[first].items():
+        np.testing.assert_array_equal(tree[name], values)
+        assert tree[name].dtype == values.dtype
+  assert shared  # Several trees in a row, or nothing was packed.
+  assert set(seen) == set(by_first)
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_hosts_share_an_epoch_between_them(hosts):
+  """Trees as long as a row, so that a batch of a host is one tree.
+
+  The packer fills eight rows at a time and shuffles them: an epoch is a multiple of eight.
+  """
+  rows = _synthetic(48, length=16)
+  seen = []
+  for host in range(hosts):
+    batches = _take(rows, 48 // hosts, length=16, batch_size=hosts, host=host, hosts=hosts)
+    seen.append([int(batch["tokens"][0, 0]) for batch in batches])
+  everything = [first for part in seen for first in part]
+  assert sorted(everything) == sorted(int(row["tokens"][0]) for row in rows)
+
+
+def test_the_same_seed_gives_the_same_batches_and_another_one_others():
+  rows = _synthetic(20)
+  one, same, other = (_take(rows, 6, seed=seed) for seed in (3, 3, 4))
+  for a, b in zip(one, same, strict=True):
+    for name in a:
+      np.testing.assert_array_equal(a[name], b[name])
+  assert any((a["tokens"] != b["tokens"]).any() for a, b in zip(one, other, strict=True))
+
+
+def test_epochs_are_shuffled_afresh():
+  rows = _synthetic(16, length=16)
+  order = [int(b["tokens"][0, 0]) for b in _take(rows, 32, length=16, batch_size=1)]
+  assert sorted(order[:16]) == sorted(order[16:])
+  assert order[:16] != order[16:]
+
+
+def test_word_dropout_changes_inputs_alone():
+  rows = _synthetic(16, length=16)
+  words = [int(t) for row in rows for t in row["tokens"][1:9]]
+  whole = _take(rows, 32, length=16, batch_size=1)
+  dropped = _take(rows, 32, length=16, batch_size=1, word_dropout=0.5, word_ids=words)
+  changed = [a["tokens"] != b["tokens"] for a, b in zip(whole, dropped, strict=True)]
+  for a, b in zip(whole, dropped, strict=True):
+    for name in set(a) - {"tokens"}:
+      np.testing.assert_array_equal(a[name], b[name])
+    # Only words are replaced, and by words.
+    hit = a["tokens"] != b["tokens"]
+    assert np.isin(a["tokens"][hit], words).all() and np.isin(b["tokens"][hit], words).all()
+  share = np.mean([hit[:, 1:9] for hit in changed])
+  assert 0.35 < share < 0.65
+  # Drawn afresh: the second epoch drops other places of the same tree.
+  epochs: dict[int, list] = {}
+  for a, hit in zip(whole, changed, strict=True):
+    epochs.setdefault(int(a["targets"][0, 0]), []).append(hit)
+  assert any((one != two).any() for one, two in epochs.values())
+
+
+def test_hosts_that_cannot_share_are_refused():
+  rows = _synthetic(3)
+  with pytest.raises(ValueError, match="3 rows cannot be split over 2 hosts"):
+    loaders.batches(rows, length=64, batch_size=3, seed=0, pad_id=0, hosts=2)
+  with pytest.raises(ValueError, match="3 trees are too few for 4 hosts"):
+    loaders.batches(rows, length=64, batch_size=4, seed=0, pad_id=0, hosts=4)
+
+
+def test_prompts_come_round_once_an_epoch():
+  stream = loaders.prompt_stream("abcdef", batch_size=2, seed=0)
+  drawn = [prompt for batch in itertools.islice(stream, 6) for prompt in batch]
+  assert sorted(drawn[:6]) == sorted(drawn[6:]) == list("abcdef")
+  with pytest.raises(ValueError, match="no prompts"):
+    loaders.prompt_stream([], batch_size=2, seed=0)
+
+
+def test_evaluation_reads_every_row_once():
+  rows = _synthetic(5)
+  batches = list(loaders.padded_batches(rows, length=64, batch_size=2, pad_id=0))
+  assert [b["tokens"].shape for b in batches] == [(2, 64)] * 3
+  total = sum(float(b["loss_weights"].sum()) for b in batches)
+  assert total == sum(float(row["loss_weights"].sum()) for row in rows)
+  firsts = [int(b["tokens"][i, 0]) for b in batches for i in range(2)]
+  assert firsts == [int(row["tokens"][0]) for row in rows] + [0]
+
+
+def _completions(row: loaders.Row, tokenizer) -> list[list[int]]:
+  """The branches' ids: runs of weighted targets that end in the end token."""
+  end = chat.control_id(chat.IM_END, tokenizer)
+  runs: list[list[int]] = [[]]
+  for target, weight in zip(row["targets"], row["loss_weights"], strict=True):
+    if weight:
+      runs[-1].append(int(target))
+      if target == end:
+        runs.append([])
+  assert runs.pop() == []
+  return runs
+
+
+@pytest.mark.parametrize("style", ["full", "brief"])
+def test_windows_hold_each_trained_reply_once(tokenizer, style):
+  whole, _ = loaders.sft_trees(SCENES, tokenizer, 100_000, style=style)
+  # As short as the longest single sample allows: windows of few replies.
+  shortest = max(
+    len(chat.render_example(_from(scene, turn), min(turn, 1), tokenizer, style=style).ids) + 1
+    for scene in SCENES
+    for turn in scene.trained_turns()
+  )
+  cut, counts = loaders.sft_trees(SCENES, tokenizer, shortest, style=style)
+  assert counts.split_up > 0 and len(cut) > len(whole)
+  assert all(len(row["tokens"]) <= shortest for row in cut)
+  expected = Counter(
+    tuple(chat.completion_ids(t.plan, t.speaker, t.reply, tokenizer))
+    for s in SCENES
+    for t in s.turns
+    if t.plan
+  )
+  for rows in (whole, cut):
+    found = Counter(tuple(ids) for row in rows for ids in _completions(row, tokenizer))
+    assert found == expected
+  assert counts.samples == sum(expected.values())
+
+
+def _from(scene: schema.Trajectory, turn: int) -> schema.Trajectory:
+  """The scene from the turn before `turn` on."""
+  return dataclasses.replace(scene, turns=scene.turns[max(turn - 1, 0) :])
+
+
+def test_a_reply_that_does_not_fit_is_refused_by_name(tokenizer):
+  with pytest.raises(
+    ValueError, match=f"scene {SCENES[0].id!r}, turn .* data.length = 64; raise"
+  ):
+    loaders.sft_trees(SCENES, tokenizer, 64)
+
+
+def test_the_counts_are_true(tokenizer):
+  rows, counts = loaders.sft_trees(SCENES, tokenizer, 100_000)
+  examples = [chat.render_example(s, t, tokenizer) for s in SCENES for t in s.trained_turns()]
+  assert counts.expanded == sum(len(example.ids) for example in examples)
+  assert counts.supervised == sum(sum(example.mask) for example in examples)
+  assert counts.tokens == sum(len(row["tokens"]) for row in rows) < counts.expanded
+  assert counts.rows == len(rows) == sum(len(s.trained_characters()) for s in SCENES)
+
+
+def test_a_judge_tree_holds_both_orders(tokenizer):
+  scene = SCENES[0]
+  turn = scene.trained_turns()[1]
+  pair = schema.PreferencePair(
+    "p", scene.id, turn, "Good.", "Bad.", "cand_1", violates_2=("vivid",)
+  )
+  (row,), counts = loaders.judge_trees([pair], [scene], tokenizer, 4096, 1, seed=0)
+  assert counts.samples == 2
+  context = judging.context_ids(scene, turn, tokenizer, 1)
+  starts = [
+    context + judging.candidates_ids(*order, tokenizer)
+    for order in (("Good.", "Bad."), ("Bad.", "Good."))
+  ]
+  verdicts = []
+  for judgement, prompt in zip(_completions(row, tokenizer), starts, strict=True):
+    slot = next(
+      i
+      for i in np.flatnonzero(row["loss_weights"])
+      if [int(t) for t in row["targets"][i : i + len(judgement)]] == judgement
+    )
+    seen = [int(row["tokens"][j]) for j in range(slot + 1) if slot < row["visible_until"][j]]
+    assert seen == prompt
+    verdicts.append(judging.parse_verdict(tokenizer.decode(judgement[:-1])).winner)
+  assert verdicts == ["cand_1", "cand_2"]
+
+
+def test_judge_pairs_that_do_not_fit_are_refused_by_name(tokenizer):
+  pair = schema.PreferencePair("p", SCENES[0].id, 1, "a", "b", "tie")
+  with pytest.raises(ValueError, match="pair 'p' takes .* lower judge.history"):
+    loaders.judge_trees([pair], SCENES, tokenizer, 32, 1, seed=0)
+  with pytest.raises(ValueError, match="pair 'p' names scene"):
+    loaders.judge_trees([pair], SCENES[1:], tokenizer, 4096, 1, seed=0)
+
+
+def test_a_tree_has_the_loss_and_gradient_of_its_expanded_rows(tokenizer):
+  scene = dataclasses.replace(SCENES[0], turns=SCENES[0].turns[:6])
+  name = scene.trained_characters()[0]
+  (row, *_), _ = loaders.sft_trees([scene], tokenizer, 100_000, style="brief")
+  examples = [
+    chat.render_example(scene, turn, tokenizer, style="brief")
+    for turn in scene.trained_turns(name)
+  ]
+  assert len(examples) > 1
+  length = max(len(row["tokens"]), max(len(e.ids) for e in examples))
+  expanded = [
+    trees.pad(
+      trees.lay_out(
+        e.ids[: e.mask.index(1)], [trees.Branch(e.mask.index(1), e.ids[e.mask.index(1) :])]
+      ),
+      length,
+      0,
+    )
+    for e in examples
+  ]
+  config = ModelConfig(
+    vocab_size=len(tokenizer),
+    hidden_size=16,
+    intermediate_size=32,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    tie_embeddings=True,
+    max_position_embeddings=4096,
+    dtype="float32",
+    remat="none",
+  )
+  graphdef, params = nnx.split(Qwen3(config, rngs=nnx.Rngs(0)))
+  loss_fn = steps.next_token_loss(len(tokenizer))
+
+  def run(rows):
+    batch = {k: jnp.stack([r[k] for r in rows]) for k in rows[0]}
+
+    def loss(params):
+      total, count, _ = loss_fn(nnx.merge(graphdef, params), batch)
+      return total / count, count
+
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=_QUICK_COMPILE)
+    return step(params)
+
+  (tree_loss, tree_count), tree_grads = run([trees.pad(row, length, 0)])
+  (rows_loss, rows_count), rows_grads = run(expanded)
+  assert tree_count == rows_count == sum(sum(e.mask) for e in examples)
+  np.testing.assert_allclose(tree_loss, rows_loss, rtol=1e-5)
+  for one, two in zip(jax.tree.leaves(tree_grads), jax.tree.leaves(rows_grads), strict=True):
+    assert float(jnp.abs(two).max()) > 1e-4  # Something to compare.
+    np.testing.assert_allclose(one, two, atol=1e-5)

@@ -1,0 +1,117 @@
+"""Mistakes on the command line and in the data end in one clear message, not a traceback."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from data_pipeline import samples
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def _run(*arguments: str, workdir: pathlib.Path) -> subprocess.CompletedProcess:
+  environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  return subprocess.run(
+    [sys.executable, "-m", "her_jax.main", f"--workdir={workdir}", *arguments],
+    cwd=ROOT,
+    env={**environment, "JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+
+
+def _broken_scenes(folder: pathlib.Path) -> pathlib.Path:
+  """The sample scenes with the third line cut in the middle."""
+  lines = samples.SCENES.read_text(encoding="utf-8").splitlines()
+  lines[2] = lines[2][: len(lines[2]) // 2]
+  path = folder / "scenes.jsonl"
+  path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+  return path
+
+
+def _misspelt_speaker(folder: pathlib.Path) -> pathlib.Path:
+  rows = [json.loads(line) for line in samples.SCENES.read_text(encoding="utf-8").splitlines()]
+  rows[1]["turns"][0]["speaker"] = "Nobody"
+  path = folder / "scenes.jsonl"
+  path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+  return path
+
+
+_SFT = "--config=configs/sft.py:tiny"
+_QUICK = ("--config.steps=1", "--config.eval_samples=0")
+# Name -> (arguments, what the message must hold). {folder} is the test's own.
+_MISTAKES = {
+  "wrong key": ((_SFT, "--config.stepz=3"), ("stepz",)),
+  "wrong key in a section": ((_SFT, "--config.optimizer.lr=3"), ("lr",)),
+  "wrong preset": (("--config=configs/sft.py:qwen3-33b",), ("'qwen3-33b'", "qwen3-32b")),
+  "missing config file": (("--config=configs/nowhere.py",), ("configs/nowhere.py",)),
+  "wrong value": ((_SFT, "--config.steps=many"), ("many",)),
+  "no config": ((), ("config",)),
+  "an argument without dashes": ((_SFT, "config.steps=3"), ("config.steps=3",)),
+  "unknown task": ((_SFT, "--config.task=sftt"), ("'sftt'", "genrm")),
+  "unknown model": ((_SFT, "--config.model=qwen4"), ("qwen4", "qwen3-32b")),
+  "missing data file": (
+    (_SFT, *_QUICK, "--config.data.scenes={folder}/none.jsonl"),
+    ("none.jsonl", "no such file"),
+  ),
+  "missing checkpoint": (
+    ("--config=configs/rl.py:tiny", "--config.policy={folder}/none"),
+    ("{folder}/none", "--config.policy"),
+  ),
+  "missing init_from": (
+    ("--config=configs/genrm.py:tiny", "--config.init_from={folder}/none"),
+    ("{folder}/none", "--config.init_from"),
+  ),
+  "missing policy to export": (
+    ("--config=configs/export.py:tiny", "--config.policy={folder}/none"),
+    ("--config.policy",),
+  ),
+  "missing tokenizer": (
+    (_SFT, *_QUICK, "--config.tokenizer={folder}/none"),
+    ("{folder}/none", "tokenizer.json"),
+  ),
+  "rows that are too short": (
+    (_SFT, *_QUICK, "--config.data.length=32"),
+    ("data.length = 32", "raise it"),
+  ),
+  "a mesh that does not fit": ((_SFT, *_QUICK, "--config.mesh.tensor=3"), ("tensor=3",)),
+  "a model that is too large": (
+    ("--config=configs/sft.py:qwen3-32b",),
+    ("qwen3-32b", "GiB", "Nothing was allocated", "configs/sft.py:"),
+  ),
+}
+
+
+def _assert_one_message(done: subprocess.CompletedProcess, *parts: str) -> None:
+  assert done.returncode != 0
+  assert "Traceback" not in done.stderr, done.stderr[-3000:]
+  for part in parts:
+    assert part in done.stdout + done.stderr
+  own = [line for line in done.stderr.splitlines() if line.startswith("her_jax: ")]
+  assert len(own) <= 1
+
+
+@pytest.mark.parametrize("mistake", _MISTAKES)
+def test_a_mistake_gives_one_clear_message(mistake, tmp_path):
+  arguments, parts = _MISTAKES[mistake]
+  put = lambda text: text.replace("{folder}", str(tmp_path))
+  done = _run(*map(put, arguments), workdir=tmp_path / "out")
+  _assert_one_message(done, *map(put, parts))
+  assert not (tmp_path / "out" / "checkpoints").exists()
+
+
+def test_a_line_that_is_cut_is_named(tmp_path):
+  path = _broken_scenes(tmp_path)
+  done = _run(_SFT, *_QUICK, f"--config.data.scenes={path}", workdir=tmp_path / "out")
+  _assert_one_message(done, f"{path}:3:", "not valid JSON", "one whole JSON object")
+
+
+def test_a_misspelt_speaker_is_named(tmp_path):
+  path = _misspelt_speaker(tmp_path)
+  done = _run(_SFT, *_QUICK, f"--config.data.scenes={path}", workdir=tmp_path / "out")
+  _assert_one_message(done, f"{path}:2", "turns[0].speaker: 'Nobody'")
