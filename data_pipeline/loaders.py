@@ -13,6 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from data_pipeline import trees
+from her_jax.errors import ConfigError
 from her_jax.roleplay import chat, judging, principles
 from her_jax.roleplay.schema import PreferencePair, Trajectory
 
@@ -55,7 +56,7 @@ def sft_trees(
     style: of the sheet, see `prompts.STYLES`.
 
   Raises:
-    ValueError: the sheet and a single reply do not fit into `length`.
+    ConfigError: the sheet and a single reply do not fit into `length`.
   """
   rows, counts = [], Counts()
   for scene in trajectories:
@@ -99,7 +100,7 @@ def _windows(
     ]
     made = tree(options[0], start, start + 1)
     if not _fits(made, length):
-      raise ValueError(
+      raise ConfigError(
         f"scene {scene.id!r}, turn {start}: sheet, last turn and reply take"
         f" {len(made[0]['tokens'])} tokens, more than data.length = {length}; raise it"
       )
@@ -129,14 +130,16 @@ def judge_trees(
   """One tree a pair: character and scene once, both orders of the candidates as branches.
 
   Raises:
-    ValueError: a pair is longer than `length`, or names a scene that is not given.
+    ConfigError: a pair is longer than `length`, or names a scene that is not given.
   """
   by_id = {scene.id: scene for scene in scenes}
   rows, counts = [], Counts()
   rng = np.random.default_rng(seed)
   for pair in pairs:
     if pair.scene not in by_id:
-      raise ValueError(f"pair {pair.id!r} names scene {pair.scene!r}, which is not in the data")
+      raise ConfigError(
+        f"pair {pair.id!r} names scene {pair.scene!r}, which is not in the data"
+      )
     scene = by_id[pair.scene]
     context = judging.context_ids(scene, pair.turn, tokenizer, history, style)
     kept = set(principles.library()) - {*pair.violates_1, *pair.violates_2}
@@ -158,7 +161,7 @@ def judge_trees(
       counts.expanded += len(context) + len(prompt) + len(target)
     row = trees.lay_out(context, branches)
     if len(row["tokens"]) > length:
-      raise ValueError(
+      raise ConfigError(
         f"pair {pair.id!r} takes {len(row['tokens'])} tokens, more than data.length ="
         f" {length}; raise it or lower judge.history"
       )
@@ -191,9 +194,9 @@ def batches(
       small corpus by heart (word dropout, Bowman et al., arXiv:1511.06349).
   """
   if batch_size % hosts:
-    raise ValueError(f"a batch of {batch_size} rows cannot be split over {hosts} hosts")
+    raise ConfigError(f"a batch of {batch_size} rows cannot be split over {hosts} hosts")
   if len(rows) < hosts:
-    raise ValueError(f"{len(rows)} trees are too few for {hosts} hosts")
+    raise ConfigError(f"{len(rows)} trees are too few for {hosts} hosts")
   dataset = grain.MapDataset.source(rows).seed(seed).shuffle()[host::hosts].repeat()
   if word_dropout:
     words = np.asarray(word_ids, np.int32)
@@ -212,7 +215,7 @@ def batches(
 def prompt_stream(prompts: Sequence[Any], *, batch_size: int, seed: int) -> Iterator[list[Any]]:
   """Shuffled, repeated lists of `batch_size` prompts (indices into `prompts` are shuffled)."""
   if not prompts:
-    raise ValueError("no prompts: the data holds no turn with a plan that fits")
+    raise ConfigError("no prompts: the data holds no turn with a plan that fits")
   dataset = grain.MapDataset.range(len(prompts)).seed(seed).shuffle().repeat()
   dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=1)).batch(batch_size)
   return ([prompts[i] for i in chosen] for chosen in dataset)

@@ -1,10 +1,14 @@
 """Starting the JAX runtime over all hosts."""
 
 import os
+import sys
+import threading
 from typing import Any
 
 from absl import flags, logging
 import jax
+
+from her_jax.errors import ConfigError
 
 _COORDINATOR = flags.DEFINE_string(
   "coordinator_address",
@@ -25,12 +29,12 @@ def initialize() -> None:
   that does not come within `--startup_timeout` ends the run with an error instead of a hang.
 
   Raises:
-    ValueError: only some of the three flags are given.
+    ConfigError: only some of the three flags are given.
   """
   given = [_COORDINATOR.value, _PROCESSES.value, _PROCESS.value]
   if any(value is not None for value in given):
     if any(value is None for value in given):
-      raise ValueError(
+      raise ConfigError(
         "--coordinator_address, --num_processes and --process_id go together; give all three"
       )
     if os.environ.get("JAX_PLATFORMS") == "cpu":
@@ -41,11 +45,21 @@ def initialize() -> None:
 
 
 def _join(**peers: Any) -> None:
-  try:
-    jax.distributed.initialize(initialization_timeout=_TIMEOUT.value, **peers)
-  except Exception as error:
-    raise RuntimeError(
-      f"not all hosts joined within {_TIMEOUT.value} s: {error}. Start the same command on"
-      f" every worker (launch_tpu/run.sh does), or raise --startup_timeout"
-    ) from error
+  # When the time is up JAX ends the process from C++, past any `except`: speak just before.
+  done = threading.Event()
+  threading.Thread(target=_give_up, args=(done, _TIMEOUT.value), daemon=True).start()
+  jax.distributed.initialize(initialization_timeout=_TIMEOUT.value + 30, **peers)
+  done.set()
   logging.info("process %d of %d has joined", jax.process_index(), jax.process_count())
+
+
+def _give_up(done: threading.Event, seconds: int) -> None:
+  if done.wait(seconds):
+    return
+  print(
+    f"her_jax: not all hosts joined within {seconds} s. Start the same command on every worker"
+    f" (launch_tpu/run.sh does), or raise --startup_timeout",
+    file=sys.stderr,
+    flush=True,
+  )
+  os._exit(1)

@@ -24,9 +24,9 @@ from her_jax import (
   host_memory,
   sharding,
 )
+from her_jax.errors import ConfigError
 from her_jax.roleplay.schema import DataError
 from her_jax.training import budget
-from her_jax.training.checkpoint import MissingCheckpoint
 from her_jax.training.loop import NotFinite
 
 TASKS = ("sft", "genrm", "rl", "evaluate", "export", "quickstart")
@@ -69,7 +69,9 @@ def main(argv: Sequence[str]) -> None:
 def parse_flags(argv: Sequence[str]) -> list[str]:
   """Parses the command line; a mistake in it is one line and exit code 2."""
   try:
-    return flags.FLAGS(list(argv))
+    rest = flags.FLAGS(list(argv))
+    _ = _CONFIG.value.task  # A config that failed to load says so only when it is read.
+    return rest
   except (flags.Error, AttributeError, KeyError, ValueError, TypeError, OSError) as error:
     # ml_collections raises these for unknown keys, values of another type and bad presets.
     print(f"her_jax: {_first_line(error)}", file=sys.stderr)
@@ -81,13 +83,20 @@ def run() -> None:
   logging.set_verbosity(logging.INFO)
   try:
     app.run(main, flags_parser=parse_flags)
-  except (DataError, MissingCheckpoint, NotFinite, budget.TooLarge) as error:
+  except (DataError, ConfigError, FileNotFoundError, NotFinite) as error:
     print(f"her_jax: {error}", file=sys.stderr)
     sys.exit(1)
 
 
-def _first_line(error: Exception) -> str:
-  return str(error.args[0] if error.args else error).strip().strip('"')
+def _first_line(error: BaseException) -> str:
+  """The useful line of what ml_collections wraps around a mistake."""
+  while error.__cause__ is not None:
+    error = error.__cause__
+  lines = [line.strip() for line in str(error.args[0] if error.args else error).splitlines()]
+  lines = [line.strip("\"'") for line in lines if line]
+  if "Traceback (most recent call last):" in lines:  # A config's own error is the last line.
+    return lines[-1]
+  return " ".join(lines)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
+from her_jax.errors import ConfigError
 from her_jax.models.config import ModelConfig
 
 MESH_AXES = ("data", "fsdp", "context", "tensor")
@@ -47,18 +48,18 @@ def make_mesh(
     At most one size may be -1: it takes the devices that the others leave.
 
   Raises:
-    ValueError: The sizes do not multiply to the number of devices.
+    ConfigError: The sizes do not multiply to the number of devices.
   """
   devices = jax.devices() if devices is None else list(devices)
   sizes = dict(zip(MESH_AXES, (data, fsdp, context, tensor), strict=True))
   asked = ", ".join(f"{name}={size}" for name, size in sizes.items())
   free = [name for name, size in sizes.items() if size == -1]
   if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
-    raise ValueError(f"Mesh {asked}: sizes are positive, and at most one is -1.")
+    raise ConfigError(f"Mesh {asked}: sizes are positive, and at most one is -1.")
   if free:
     sizes[free[0]] = len(devices) // math.prod(s for s in sizes.values() if s != -1)
   if math.prod(sizes.values()) != len(devices):
-    raise ValueError(
+    raise ConfigError(
       f"Mesh {asked} does not fit {len(devices)} devices: the product of the sizes must be "
       f"{len(devices)}, or divide it where one size is -1."
     )
@@ -211,14 +212,14 @@ def to_global(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
     divide replicates them, as `Rules` says.
 
   Raises:
-    ValueError: Several hosts, and rows that the mesh does not divide.
+    ConfigError: Several hosts, and rows that the mesh does not divide.
   """
   ways = mesh.shape["data"] * mesh.shape["fsdp"]
   hosts = jax.process_count()
   result = {}
   for name, rows in batch.items():
     if hosts > 1 and len(rows) * hosts % ways:
-      raise ValueError(
+      raise ConfigError(
         f"{name}: {len(rows)} rows on each of {hosts} hosts cannot be split {ways} ways "
         f"(data · fsdp): make the global batch a multiple of {ways}."
       )

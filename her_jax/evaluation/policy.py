@@ -61,7 +61,9 @@ def as_sample(
   )
 
 
-def describe(samples: Sequence[Sample], completions: Sequence[Completion]) -> dict[str, float | None]:
+def describe(
+  samples: Sequence[Sample], completions: Sequence[Completion]
+) -> dict[str, float | None]:
   """Shares and means over sampled replies; layouts are those of finished replies."""
   layouts = [
     grammar.parse(sample.reply, sample.speaker).layout()

@@ -7,8 +7,7 @@ from flax import nnx
 from transformers import PreTrainedTokenizerBase
 
 from her_jax.inference.sampler import Sampler
-from her_jax.roleplay import chat
-from her_jax.roleplay import judging
+from her_jax.roleplay import chat, judging
 from her_jax.roleplay.schema import Trajectory
 
 

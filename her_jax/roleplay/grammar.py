@@ -100,15 +100,27 @@ def parse(text: str, speaker: str | None = None) -> Reply:
   problems: list[str] = []
   malformed = False
   kind, start = SPEECH, 0
+  inner: list[str] = []  # tags opened within a hidden layer whose own close is still to come
+  matches = list(_TAG.finditer(text))
 
   def flush(as_kind: str, end: int) -> None:
     if as_kind != SPEECH or end > start:
       segments.append(Segment(as_kind, text[start:end]))
 
-  for match in _TAG.finditer(text):
+  for place, match in enumerate(matches):
     closing, name = bool(match[1]), match[2].lower()
     if match[0] != f"<{match[1]}{name}>":
       problems.append(f"irregular tag {match[0]!r}")
+    hides = kind == PLAN or (kind == THINKING and name != PLAN)
+    if hides and not closing and _closes_later(kind, matches[place + 1 :]):
+      # Nested: it stays text of the hidden layer. Taking it out would show what was hidden.
+      problems.append(f"<{name}> within <{kind}>")
+      inner.append(name)
+      continue
+    if closing and inner and inner[-1] == name:
+      inner.pop()
+      continue
+    inner.clear()
     if not closing:
       flush(kind, match.start())
       if kind != SPEECH:
@@ -171,6 +183,12 @@ def is_valid_turn(text: str, speaker: str, others: Iterable[str] = ()) -> bool:
     and not reply.is_empty
     and not speaks_for(reply.view_for("other"), others)
   )
+
+
+def _closes_later(kind: str, matches: list[re.Match[str]]) -> bool:
+  """Whether the open layer `kind` is closed before another one of its kind opens."""
+  own = next((m for m in matches if m[2].lower() == kind), None)
+  return own is not None and bool(own[1])
 
 
 def _tagged(segment: Segment) -> str:

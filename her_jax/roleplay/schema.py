@@ -135,6 +135,12 @@ def trajectory_from_dict(row: dict[str, Any]) -> Trajectory:
         f"{where}.speaker: {turn.speaker!r} is not among the characters {sorted(names)};"
         f" correct the name or add the character"
       )
+    if turn.plan and any(s.kind != grammar.SPEECH for s in grammar.parse(turn.plan).segments):
+      raise DataError(f"{where}.plan: holds a layer's tag; write the plan as plain text")
+    if turn.reply.lstrip().startswith((f"{turn.speaker}:", f"{turn.speaker}：")):
+      raise DataError(
+        f"{where}.reply: begins with the speaker's name; leave it to the renderer"
+      )
     if turn.plan and turn.speaker == trajectory.environment:
       raise DataError(f"{where}.plan: the environment has no plan; remove it")
     parsed = grammar.parse(turn.reply)
@@ -161,7 +167,7 @@ def pair_from_dict(row: dict[str, Any]) -> PreferencePair:
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
       raise DataError(f"{field}: expected a list of principle ids, got {value!r}")
     row[field] = tuple(value)
-  if not isinstance(row.get("turn"), int) or row["turn"] < 0:
+  if type(row.get("turn")) is not int or row["turn"] < 0:
     raise DataError(f"turn: expected the index of a turn, got {row.get('turn')!r}")
   required = ("id", "scene", "candidate_1", "candidate_2", "winner")
   pair = _build(PreferencePair, row, "", required=required)
@@ -172,16 +178,12 @@ def pair_from_dict(row: dict[str, Any]) -> PreferencePair:
 
 def read_trajectories(path: str | os.PathLike[str]) -> list[Trajectory]:
   """Reads a JSON Lines file of scenes; see `trajectory_from_dict` for what is checked."""
-  trajectories = list(_read(path, trajectory_from_dict))
-  _unique((t.id for t in trajectories), path)
-  return trajectories
+  return list(_read(path, trajectory_from_dict))
 
 
 def read_pairs(path: str | os.PathLike[str]) -> list[PreferencePair]:
   """Reads a JSON Lines file of preference pairs."""
-  pairs = list(_read(path, pair_from_dict))
-  _unique((p.id for p in pairs), path)
-  return pairs
+  return list(_read(path, pair_from_dict))
 
 
 def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Any]) -> None:
@@ -195,15 +197,26 @@ def _read(path: str | os.PathLike[str], build: Callable[[dict], _T]) -> Iterator
   path = pathlib.Path(path)
   if not path.is_file():
     raise DataError(f"{path}: no such file; pass an existing JSON Lines file")
-  with path.open(encoding="utf-8") as f:
-    for number, line in enumerate(f, 1):
+  first_line: dict[str, int] = {}
+  with path.open("rb") as f:
+    for number, raw in enumerate(f, 1):
+      try:
+        line = raw.decode("utf-8")
+      except UnicodeDecodeError:
+        raise DataError(f"{path}:{number}: not UTF-8; save the file in that encoding") from None
       if not line.strip():
         continue
       try:
         row = json.loads(line)
         if not isinstance(row, dict):
           raise DataError(f"expected one JSON object a line, got {type(row).__name__}")
-        yield build(row)
+        made = build(row)
+        if row["id"] in first_line:
+          raise DataError(
+            f"id: stands twice, in line {first_line[row['id']]} too; ids must be unique"
+          )
+        first_line[row["id"]] = number
+        yield made
       except json.JSONDecodeError as error:
         raise DataError(
           f"{path}:{number}: not valid JSON at column {error.colno} ({error.msg});"
@@ -251,14 +264,6 @@ def _list(row: dict[str, Any], field: str) -> list[Any]:
 def _one_of(value: str, allowed: tuple[str, ...], field: str) -> None:
   if value not in allowed:
     raise DataError(f"{field}: {value!r} is not one of {', '.join(allowed)}")
-
-
-def _unique(ids: Iterable[str], path: str | os.PathLike[str]) -> None:
-  seen: set[str] = set()
-  for i in ids:
-    if i in seen:
-      raise DataError(f"{path}: id {i!r} stands twice; ids must be unique")
-    seen.add(i)
 
 
 def _at(where: str, field: str) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from data_pipeline import loaders, trees
 from her_jax import sharding
+from her_jax.errors import ConfigError
 from her_jax.rl import advantages as group_advantages
 from her_jax.rl import monitors, objective
 from her_jax.rl.judge import Judge
@@ -36,9 +37,13 @@ def run(
   """
   rl = config.rl
   if rl.prompts_per_step % rl.updates_per_step:
-    raise ValueError(
+    raise ConfigError(
       f"rl.prompts_per_step = {rl.prompts_per_step} cannot be split into"
       f" rl.updates_per_step = {rl.updates_per_step} equal parts"
+    )
+  if jax.process_count() > 1:
+    raise ConfigError(
+      "reinforcement learning samples on one host for now; run it on a single TPU VM"
     )
   scenes = start.load_scenes(config)
   policy = checkpoint.load(config.policy, mesh, "config.policy")

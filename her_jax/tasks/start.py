@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data_pipeline import samples
 from her_jax import sharding
+from her_jax.errors import ConfigError
 from her_jax.hf import load as hf_load
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.inference.sampler import Sampler
@@ -82,7 +83,7 @@ def start_model(
   if config.model == "tiny":
     model = dataclasses.replace(model, vocab_size=len(tokenizer))
   if model.vocab_size < len(tokenizer):
-    raise ValueError(
+    raise ConfigError(
       f"the tokenizer has {len(tokenizer)} tokens, the model {config.model} only"
       f" {model.vocab_size} rows; pass the tokenizer that belongs to the model"
     )

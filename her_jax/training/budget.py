@@ -6,6 +6,7 @@ import jax
 import ml_collections
 import psutil
 
+from her_jax.errors import ConfigError
 from her_jax.models.config import PRESETS, ModelConfig
 
 _GIB = 2**30
@@ -16,7 +17,7 @@ _FROZEN = 4
 _COPIES = {"sft": (1, 0), "genrm": (1, 0), "rl": (1, 2), "evaluate": (0, 3), "export": (0, 1)}
 
 
-class TooLarge(ValueError):
+class TooLarge(ConfigError):
   """The config asks for more memory than the devices have."""
 
 
@@ -39,10 +40,15 @@ def check(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) -> N
   """Stops a run that cannot fit.
 
   Raises:
+    ConfigError: `config.model` names no preset.
     TooLarge: says what is needed, what is there, and the largest preset that fits.
   """
   if config.task not in _COPIES:
     return
+  if config.model not in PRESETS:
+    raise ConfigError(
+      f"config.model: no preset {config.model!r}; there are {', '.join(PRESETS)}"
+    )
   available = device_bytes(devices)
   needed = required_bytes(config.task, PRESETS[config.model])
   if not available or needed <= available:
