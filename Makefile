@@ -31,7 +31,7 @@ help:  ## list the targets
 
 install: $(BASE)  ## install her_jax into .venv
 
-quickstart: $(BASE)  ## train and judge a tiny model on this CPU; results in out/quickstart
+quickstart: $(BASE)  ## run the whole chain on a tiny model; results in out/quickstart
 	$(PY) -m her_jax.main --config=configs/quickstart.py --workdir=out/quickstart
 
 test: $(TEST)  ## run all tests (PYTEST_ARGS="-k name" to choose)

@@ -22,7 +22,7 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   config.judge.checkpoint = "out/quickstart/genrm" if tiny else ""
   config.sampling = common.sampling(tiny)
   config.rl = ml_collections.ConfigDict()
-  config.rl.steps = 40 if tiny else 400
+  config.rl.steps = 20 if tiny else 400
   config.rl.prompts_per_step = 4 if tiny else 64
   config.rl.group_size = 8
   # Updates from one batch of rollouts; each takes its share of the prompts.

@@ -13,11 +13,11 @@ from configs import common
 
 
 def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
-  """Qwen3-32B on a pod; `tiny` trains from random weights on a CPU in about two minutes."""
+  """Qwen3-32B on a pod; `tiny` trains from random weights on a CPU in minutes."""
   config = common.base("sft", arg)
   tiny = config.model == common.TINY
   config.steps = 1500 if tiny else 2000
-  config.batch_size = 4 if tiny else 32
+  config.batch_size = 1 if tiny else 32
   if tiny:
     config.optimizer.learning_rate = 4e-3
   # Loss weight of the sheet and the history. HER trains on replies alone; the tiny model was

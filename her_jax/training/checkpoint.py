@@ -5,11 +5,14 @@ workdir/checkpoints/300/meta/      step, model and prompt style, JSON
 workdir/tokenizer/                 Hugging Face folder
 """
 
+from collections.abc import Iterator
+import contextlib
 import dataclasses
 import pathlib
 import shutil
 from typing import Any
 
+from absl import logging
 from etils import epath
 from flax import nnx
 import jax
@@ -55,9 +58,10 @@ def save(
     "model": dataclasses.asdict(config),
     "prompt_style": prompt_style,
   }
-  ocp.save_checkpointables(
-    (folder / str(step)).as_posix(), {"params": _pure(params), "meta": meta}, overwrite=True
-  )
+  with _quiet():
+    ocp.save_checkpointables(
+      (folder / str(step)).as_posix(), {"params": _pure(params), "meta": meta}, overwrite=True
+    )
 
 
 def clear(workdir: str) -> None:
@@ -83,7 +87,8 @@ def load(workdir: str, mesh: jax.sharding.Mesh, what: str) -> Checkpoint:
       f" {what} names; run the stage that writes it first, or point --{what} at its workdir"
     )
   path = folder / str(max(steps))
-  meta = ocp.load_checkpointables(path.as_posix(), {"meta": None})["meta"]
+  with _quiet():
+    meta = ocp.load_checkpointables(path.as_posix(), {"meta": None})["meta"]
   config = ModelConfig(**meta["model"])
   graphdef, abstract = abstract_model(config)
   placed = jax.tree.map(
@@ -91,13 +96,25 @@ def load(workdir: str, mesh: jax.sharding.Mesh, what: str) -> Checkpoint:
     _pure(abstract),
     _pure(sharding.shardings(abstract, mesh)),
   )
-  pure = ocp.load_checkpointables(path.as_posix(), {"params": placed})["params"]
+  with _quiet():
+    pure = ocp.load_checkpointables(path.as_posix(), {"params": placed})["params"]
   params = abstract
   nnx.replace_by_pure_dict(params, pure)
   tokenizer = hf_tokenizer.load((epath.Path(workdir) / "tokenizer").as_posix())
   return Checkpoint(
     config, graphdef, params, tokenizer, meta["prompt_style"], int(meta["step"])
   )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """Keeps Orbax's account of its own work out of the run's log; warnings stay."""
+  before = logging.get_verbosity()
+  logging.set_verbosity(logging.WARNING)
+  try:
+    yield
+  finally:
+    logging.set_verbosity(before)
 
 
 def _pure(params: nnx.State) -> Any:
