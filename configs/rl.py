@@ -1,7 +1,7 @@
 """Reinforcement learning: the policy samples, the judge compares, the policy learns.
 
     python -m her_jax.main --config=configs/rl.py:tiny --workdir=out/rl --config.policy=out/sft --config.judge.checkpoint=out/genrm
-    python -m her_jax.main --config=configs/rl.py --workdir=gs://bucket/rl --config.policy=gs://bucket/sft --config.judge.checkpoint=gs://bucket/genrm
+    python -m her_jax.main --config=configs/rl.py --workdir=/mnt/bucket/rl --config.policy=/mnt/bucket/sft --config.judge.checkpoint=/mnt/bucket/genrm
 
 A frozen copy of the policy's first weights writes the baseline reply; win +1, tie 0, lose −1.
 Group size, rates, clip and lengths are open in the paper and chosen here.

@@ -1,7 +1,7 @@
 """The entry point: one config, one task, the same command on every host.
 
 python -m her_jax.main --config=configs/sft.py:tiny --workdir=out/sft
-python -m her_jax.main --config=configs/rl.py --workdir=gs://bucket/run1
+python -m her_jax.main --config=configs/rl.py --workdir=/mnt/bucket/run1
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,9 @@ TASKS = ("sft", "genrm", "rl", "evaluate", "export", "quickstart")
 _CONFIG = config_flags.DEFINE_config_file(
   "config", None, "Path of a config, with a preset after a colon: configs/rl.py:tiny"
 )
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of this run's results, or gs://…")
+_WORKDIR = flags.DEFINE_string(
+  "workdir", None, "Folder of this run's results, on a local or mounted disk"
+)
 flags.mark_flags_as_required(["config", "workdir"])
 
 
@@ -43,6 +45,11 @@ def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"what is {argv[1]!r}? Overrides begin with --config.")
   config, workdir = _CONFIG.value, _WORKDIR.value
+  if "://" in workdir:
+    raise ConfigError(
+      f"--workdir={workdir} is not a folder: metrics and samples are written to a disk; mount the"
+      f" bucket (gcsfuse) and pass its path"
+    )
   if config.task not in TASKS:
     raise app.UsageError(f"no task {config.task!r}; there are {', '.join(TASKS)}")
 
