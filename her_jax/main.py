@@ -35,9 +35,9 @@ _CONFIG = config_flags.DEFINE_config_file(
   "config", None, "Path of a config, with a preset after a colon: configs/rl.py:tiny"
 )
 _WORKDIR = flags.DEFINE_string(
-  "workdir", None, "Folder of this run's results, on a local or mounted disk"
+  "workdir", None, "Folder of this run's results, on a local or mounted disk", required=True
 )
-flags.mark_flags_as_required(["config", "workdir"])
+flags.mark_flag_as_required("config")
 
 
 def main(argv: Sequence[str]) -> None:
