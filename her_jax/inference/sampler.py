@@ -92,9 +92,10 @@ class Sampler:
     completions: list[list[Completion]] = []
     for start in range(0, len(prompts), self.prompts_per_call):
       chunk = list(prompts[start : start + self.prompts_per_call])
-      filled = chunk + [[]] * (self.prompts_per_call - len(chunk))
+      size = self._rows(len(chunk))
+      filled = chunk + [[]] * (size - len(chunk))
       keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(seed), i))(
-        jnp.arange(start * n, (start + self.prompts_per_call) * n)
+        jnp.arange(start * n, (start + size) * n)
       )
       tokens, lengths = self._pad_left(filled)
       ids, log_probs, counts, finished = jax.device_get(
@@ -106,6 +107,13 @@ class Sampler:
       ]
       completions += [rows[i * n : (i + 1) * n] for i in range(len(chunk))]
     return completions
+
+  def _rows(self, prompts: int) -> int:
+    """Rows to compute for so many prompts: halved while they and all devices have their share."""
+    size = self.prompts_per_call
+    while size % (2 * jax.device_count()) == 0 and size // 2 >= prompts:
+      size //= 2
+    return size
 
   def _pad_left(self, prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     tokens = np.full((len(prompts), self.prompt_length), self._pad_id, np.int32)

@@ -197,3 +197,18 @@ def test_a_prompt_as_long_as_the_limit_fits(model, samplers):
   (((completion),),) = samplers()(model[1], [[5] * 8], n=1, seed=0)
   longer = samplers(prompt_length=20)(model[1], [[5] * 8], n=1, seed=0)[0][0]
   _same(completion, longer)
+
+
+def test_a_few_prompts_do_not_pay_for_a_full_call(samplers, model):
+  """Rows are halved down to what is needed; the draws stay those of the full call."""
+  devices = jax.device_count()
+  sampler = samplers(prompts_per_call=4 * devices)
+  asked = (1, devices, devices + 1, 2 * devices, 2 * devices + 1, 4 * devices)
+  rows = [sampler._rows(n) for n in asked]
+  assert rows == [n * devices for n in (1, 1, 2, 2, 4, 4)]
+  assert samplers(prompts_per_call=3 * devices)._rows(1) == 3 * devices
+  few = sampler(model[1], _PROMPTS[:2], n=2, seed=5)
+  full = sampler(model[1], _PROMPTS * devices, n=2, seed=5)
+  assert [[c.ids for c in group] for group in few] == [
+    [c.ids for c in group] for group in full[:2]
+  ]
