@@ -1,10 +1,13 @@
-"""AdamW with warm-up, cosine decay and clipping."""
+"""AdamW or Muon with warm-up, cosine decay and clipping."""
 
 from typing import Any
 
 import jax
 import ml_collections
 import optax
+import optax.contrib
+
+from her_jax.errors import ConfigError
 
 
 def build(
@@ -16,8 +19,14 @@ def build(
   `final_scale` of itself. Norms are not decayed: `weight_decay` acts on matrices alone.
   Moments are kept in float32.
 
+  With `name` "muon" the matrices inside the layers are updated, and decayed, by Muon (Jordan 2024,
+  https://kellerjordan.github.io/posts/muon) at `muon_scale` times the rate, all else by Adam with Nesterov momentum.
+
   Returns:
     The transformation, and the schedule for logging.
+
+  Raises:
+    ConfigError: another `name`.
   """
   warmup = min(config.warmup_steps, max(steps - 1, 0))
   schedule = optax.warmup_cosine_decay_schedule(
@@ -27,18 +36,48 @@ def build(
     decay_steps=max(steps, warmup + 1),
     end_value=config.learning_rate * config.final_scale,
   )
-  transform = optax.chain(
-    optax.clip_by_global_norm(config.clip_norm),
-    optax.adamw(
+  update: optax.GradientTransformation
+  if config.name == "adamw":
+    update = optax.adamw(
       schedule,
       b1=config.b1,
       b2=config.b2,
       weight_decay=config.weight_decay,
       mask=_matrices,
       mu_dtype="float32",
-    ),
-  )
-  return transform, schedule
+    )
+  elif config.name == "muon":
+    update = optax.contrib.muon(
+      lambda step: config.muon_scale * schedule(step),
+      weight_decay=config.weight_decay / config.muon_scale,
+      adam_learning_rate=schedule,
+      adam_b1=config.b1,
+      adam_b2=config.b2,
+      mu_dtype="float32",
+      muon_weight_dimension_numbers=_contractions,
+    )
+  else:
+    raise ConfigError(f"optimizer.name is {config.name!r}; there are 'adamw' and 'muon'")
+  return optax.chain(optax.clip_by_global_norm(config.clip_norm), update), schedule
+
+
+def _contractions(params: Any) -> Any:
+  """For each weight that Muon updates, the axes it contracts and those it makes; else None.
+
+  The leading axis of layers is in neither: a matrix a layer.
+  """
+
+  def axes(path: Any, _: Any) -> optax.contrib.MuonDimensionNumbers | None:
+    name = jax.tree_util.keystr(path)
+    if "layers" not in name or "norm" in name:
+      return None
+    if "attention" not in name:
+      return optax.contrib.MuonDimensionNumbers((1,), (2,))
+    if "'o'" in name:
+      return optax.contrib.MuonDimensionNumbers((1, 2), (3,))
+    return optax.contrib.MuonDimensionNumbers((1,), (2, 3))
+
+  return jax.tree_util.tree_map_with_path(axes, params)
 
 
 def _matrices(params: Any) -> Any:
