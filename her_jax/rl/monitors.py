@@ -16,14 +16,12 @@ def rollout_metrics(groups: Sequence[Group], advantages: np.ndarray) -> dict[str
   """Shares and means over one step's rollouts; layouts over the finished ones."""
   rollouts = [r for group in groups for r in group.rollouts]
   outcomes = [r.outcome for r in rollouts]
-  layouts, valid = [], []
-  for group in groups:
-    speaker = group.scene.turns[group.turn].speaker
-    others = [c.name for c in group.scene.characters if c.name != speaker]
-    for r in group.rollouts:
-      valid.append(r.completion.finished and grammar.is_valid_turn(r.text, speaker, others))
-      if r.completion.finished:
-        layouts.append(grammar.parse(r.text, speaker).layout())
+  layouts = [
+    grammar.parse(r.text, group.scene.turns[group.turn].speaker).layout()
+    for group in groups
+    for r in group.rollouts
+    if r.completion.finished
+  ]
   count = len(rollouts)
   return {
     "reward_mean": float(np.mean([r.reward for r in rollouts])),
@@ -33,7 +31,7 @@ def rollout_metrics(groups: Sequence[Group], advantages: np.ndarray) -> dict[str
     "unparsed": outcomes.count(None) / count,
     "truncated": sum(not r.completion.finished for r in rollouts) / count,
     "empty": sum(r.empty for r in rollouts) / count,
-    "grammar_valid": sum(valid) / count,
+    "grammar_valid": sum(r.valid for r in rollouts) / count,
     "layout_entropy": policy_evaluation.entropy_bits(layouts),
     "layout_top1": policy_evaluation.top_share(layouts),
     "completion_tokens": float(np.mean([len(r.completion.ids) for r in rollouts])),

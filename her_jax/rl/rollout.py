@@ -25,6 +25,7 @@ class Rollout:
     reward: +1, 0 or −1.
     counted: whether it takes part in the group's normalisation and in the loss.
     empty: nothing that others perceive: it loses without being judged.
+    valid: finished, and a whole turn as `grammar.is_valid_turn` has it.
   """
 
   completion: Completion
@@ -33,6 +34,18 @@ class Rollout:
   reward: float
   counted: bool
   empty: bool
+  valid: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reply:
+  """One completion as it is compared; `candidate` is what the judge reads of it."""
+
+  completion: Completion
+  text: str
+  candidate: str
+  empty: bool
+  valid: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +73,7 @@ class Rollouts:
     orders: int,
     seed: int,
     style: str,
+    judge_invalid: bool = True,
   ):
     """Fixes who plays.
 
@@ -68,6 +82,7 @@ class Rollouts:
       orders: 1 judges each comparison with the candidates in one order, drawn at random; 2
         in both.
       style: of the sheets, as the policy was trained.
+      judge_invalid: False: where one of two replies alone is a valid turn it wins unjudged.
     """
     if orders not in (1, 2):
       raise ValueError(f"judge.orders is {orders}; it must be 1 or 2")
@@ -79,6 +94,7 @@ class Rollouts:
     self._orders = orders
     self._seed = seed
     self._style = style
+    self._judge_invalid = judge_invalid
 
   def __call__(
     self, params: nnx.State, turns: Sequence[tuple[Trajectory, int]], step: int
@@ -90,48 +106,50 @@ class Rollouts:
     ]
     seed = (self._seed * 1_000_003 + step) * 2
     drawn = self._sampler(params, prompts, n=self._group_size, seed=seed)
-    baselines = [
-      self._text(group[0])
-      for group in self._sampler(self._baseline_params, prompts, n=1, seed=seed + 1)
-    ]
-    names = [scene.turns[turn].speaker for scene, turn in turns]
     opponents = [
-      judging.candidate_text(text, name) for text, name in zip(baselines, names, strict=True)
+      self._reply(turn, group[0])
+      for turn, group in zip(
+        turns, self._sampler(self._baseline_params, prompts, n=1, seed=seed + 1), strict=True
+      )
     ]
-    texts = [[self._text(completion) for completion in group] for group in drawn]
-    outcomes = self._compare(turns, texts, opponents, names, random.Random(seed))
+    replies = [
+      [self._reply(turn, completion) for completion in group]
+      for turn, group in zip(turns, drawn, strict=True)
+    ]
+    outcomes = self._compare(turns, replies, opponents, random.Random(seed))
     return [
       Group(
         scene=scene,
         turn=turn,
         prompt=prompts[i],
-        baseline=baselines[i],
-        rollouts=[
-          _rollout(completion, text, name, outcomes.get((i, j)))
-          for j, (completion, text) in enumerate(zip(drawn[i], texts[i], strict=True))
-        ],
+        baseline=opponents[i].text,
+        rollouts=[_rollout(reply, outcomes.get((i, j))) for j, reply in enumerate(replies[i])],
       )
-      for i, ((scene, turn), name) in enumerate(zip(turns, names, strict=True))
+      for i, (scene, turn) in enumerate(turns)
     ]
 
   def _compare(
     self,
     turns: Sequence[tuple[Trajectory, int]],
-    texts: Sequence[Sequence[str]],
-    opponents: Sequence[str],
-    names: Sequence[str],
+    replies: Sequence[Sequence[_Reply]],
+    opponents: Sequence[_Reply],
     rng: random.Random,
   ) -> dict[tuple[int, int], str | None]:
-    """The outcome for each (prompt, completion) that has something to judge."""
+    """The outcome for each (prompt, completion) that is not empty."""
+    outcomes: dict[tuple[int, int], str | None] = {}
     comparisons, places, owners = [], [], []
     for i, (scene, turn) in enumerate(turns):
-      for j, text in enumerate(texts[i]):
-        if grammar.parse(text, names[i]).is_empty:
+      for j, reply in enumerate(replies[i]):
+        if reply.empty:
           continue
-        own = judging.candidate_text(text, names[i])
+        if not self._judge_invalid and reply.valid != opponents[i].valid:
+          outcomes[i, j] = "win" if reply.valid else "lose"
+          continue
         for place in PLACES if self._orders == 2 else (rng.choice(PLACES),):
-          pair = (own, opponents[i]) if place == "cand_1" else (opponents[i], own)
-          comparisons.append(Comparison(scene, turn, *pair))
+          pair = (reply.candidate, opponents[i].candidate)
+          comparisons.append(
+            Comparison(scene, turn, *(pair if place == "cand_1" else pair[::-1]))
+          )
           places.append(place)
           owners.append((i, j))
     read: dict[tuple[int, int], tuple[list[str | None], list[str]]] = {}
@@ -141,21 +159,31 @@ class Rollouts:
       winners, where = read.setdefault(owner, ([], []))
       winners.append(verdict.winner)
       where.append(place)
-    return {owner: rewards.outcome(*found) for owner, found in read.items()}
+    return outcomes | {owner: rewards.outcome(*found) for owner, found in read.items()}
 
-  def _text(self, completion: Completion) -> str:
-    return chat.decode_text(completion.ids, self._tokenizer)
+  def _reply(self, asked: tuple[Trajectory, int], completion: Completion) -> _Reply:
+    scene, turn = asked
+    name = scene.turns[turn].speaker
+    others = [c.name for c in scene.characters if c.name != name]
+    text = chat.decode_text(completion.ids, self._tokenizer)
+    return _Reply(
+      completion=completion,
+      text=text,
+      candidate=judging.candidate_text(text, name),
+      empty=grammar.parse(text, name).is_empty,
+      valid=completion.finished and grammar.is_valid_turn(text, name, others),
+    )
 
 
-def _rollout(completion: Completion, text: str, name: str, outcome: str | None) -> Rollout:
-  empty = grammar.parse(text, name).is_empty
-  if empty:
+def _rollout(reply: _Reply, outcome: str | None) -> Rollout:
+  if reply.empty:
     outcome = "lose"
   return Rollout(
-    completion=completion,
-    text=text,
+    completion=reply.completion,
+    text=reply.text,
     outcome=outcome,
     reward=rewards.reward(outcome),
-    counted=outcome is not None and completion.finished,
-    empty=empty,
+    counted=outcome is not None and reply.completion.finished,
+    empty=reply.empty,
+    valid=reply.valid,
   )

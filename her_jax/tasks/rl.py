@@ -67,6 +67,7 @@ def run(
     orders=config.judge.orders,
     seed=config.seed,
     style=policy.prompt_style,
+    judge_invalid=rl.judge_invalid,
   )
   turns = [(scene, turn) for scene in scenes.train for turn in scene.trained_turns()]
   stream = loaders.prompt_stream(turns, batch_size=rl.prompts_per_step, seed=config.seed)

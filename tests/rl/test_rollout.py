@@ -1,0 +1,94 @@
+"""Who wins unjudged: empty replies lose, and broken grammar may."""
+
+import random
+
+import pytest
+
+from data_pipeline import samples
+from her_jax.inference.sampler import Completion
+from her_jax.rl.rollout import Rollouts, _rollout
+from her_jax.roleplay import schema
+from her_jax.roleplay.judging import Verdict
+
+SCENE = schema.read_trajectories(samples.SCENES)[0]
+TURN = SCENE.trained_turns()[0]
+NAME = SCENE.turns[TURN].speaker
+PLAN = "<system_thinking>He waits.</system_thinking>"
+WHOLE = f"{PLAN}{NAME}: <role_action>nods</role_action> Sit down."
+BROKEN = f"{PLAN}{NAME}: <role_action>nods. Sit down."
+EMPTY = f"{PLAN}{NAME}: <role_thinking>Not a word.</role_thinking>"
+
+
+class _Words:
+  """A tokenizer of whole texts: one id each."""
+
+  def __init__(self):
+    self.texts: list[str] = []
+
+  def id(self, text: str) -> int:
+    self.texts.append(text)
+    return len(self.texts) - 1
+
+  def decode(self, ids, skip_special_tokens):
+    return "".join(self.texts[i] for i in ids)
+
+
+class _LaterWins:
+  """A judge that prefers the text that sorts later, in either order, and counts its work."""
+
+  def __init__(self):
+    self.asked = 0
+
+  def compare(self, comparisons):
+    self.asked += len(comparisons)
+    return [
+      Verdict("cand_1" if c.candidate_1 > c.candidate_2 else "cand_2", "ok")
+      for c in comparisons
+    ]
+
+
+def _outcome(own: str, opponent: str, judge_invalid: bool, finished: bool = True):
+  words, judge = _Words(), _LaterWins()
+  rollouts = Rollouts(
+    None, None, judge, words, group_size=1, orders=2, seed=0, style="brief",
+    judge_invalid=judge_invalid,
+  )  # fmt: skip
+  asked = (SCENE, TURN)
+  one = rollouts._reply(asked, Completion([words.id(own)], [0.0], finished))
+  two = rollouts._reply(asked, Completion([words.id(opponent)], [0.0], True))
+  outcomes = rollouts._compare([asked], [[one]], [two], random.Random(0))
+  return _rollout(one, outcomes.get((0, 0))), judge.asked
+
+
+@pytest.mark.parametrize(
+  "own, opponent, outcome",
+  [(WHOLE, BROKEN, "win"), (BROKEN, WHOLE, "lose"), (EMPTY, BROKEN, "lose")],
+)
+def test_a_whole_turn_beats_a_broken_one_unjudged(own, opponent, outcome):
+  rollout, asked = _outcome(own, opponent, judge_invalid=False)
+  assert (rollout.outcome, asked) == (outcome, 0)
+  assert rollout.reward == {"win": 1, "lose": -1}[outcome]
+
+
+@pytest.mark.parametrize(
+  "own, opponent", [(WHOLE, WHOLE + " Now."), (BROKEN, BROKEN + " Now.")]
+)
+def test_two_alike_are_judged(own, opponent):
+  rollout, asked = _outcome(own, opponent, judge_invalid=False)
+  assert rollout.outcome in ("win", "lose") and asked == 2
+
+
+def test_by_default_the_judge_decides_on_broken_turns_too():
+  _, asked = _outcome(BROKEN, WHOLE, judge_invalid=True)
+  assert asked == 2
+
+
+@pytest.mark.parametrize("judge_invalid", [True, False])
+def test_an_empty_reply_loses_unjudged(judge_invalid):
+  rollout, asked = _outcome(EMPTY, WHOLE, judge_invalid)
+  assert (rollout.outcome, rollout.empty, asked) == ("lose", True, 0)
+
+
+def test_a_reply_cut_off_is_not_valid_and_does_not_count():
+  rollout, _ = _outcome(WHOLE, WHOLE, judge_invalid=False, finished=False)
+  assert not rollout.valid and not rollout.counted
