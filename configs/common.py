@@ -32,7 +32,7 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
   # A Hugging Face tokenizer folder. Empty: the one of init_from, or, where there is none, one
   # trained on the scenes with `tokenizer_vocab` rows.
   config.tokenizer = ""
-  config.tokenizer_vocab = 2048
+  config.tokenizer_vocab = 2560
   # The sheets of a run that starts from no earlier stage: "full" or "brief".
   config.prompt_style = "brief" if tiny else "full"
 
@@ -40,13 +40,16 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
   # JSON Lines of scenes, and of judge pairs; "samples" is the corpus in the package.
   config.data.scenes = "samples"
   config.data.pairs = "samples"
+  # How often an epoch reads the scenes of a language; others are read once. The samples have
+  # one Chinese scene to six English ones.
+  config.data.repeat = ml_collections.ConfigDict({"zh": 2} if tiny else {})
   # Tokens of a row into which trees are packed.
-  config.data.length = 512 if tiny else 8192
+  config.data.length = 384 if tiny else 8192
   # The same for the held-out loss, alike in all stages, and the rows measured together.
   config.data.eval_length = config.data.length
   config.data.eval_batch_size = 1 if tiny else 32
   # Share of the input words replaced by others in training. A corpus of a few dozen scenes needs it.
-  config.data.word_dropout = 0.2 if tiny else 0.0
+  config.data.word_dropout = 0.25 if tiny else 0.0
 
   # JAX devices to make of a CPU; several stand in for those of a pod.
   config.cpu_devices = 1
@@ -54,6 +57,8 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
   config.mesh = ml_collections.ConfigDict({"data": 1, "fsdp": -1, "context": 1, "tensor": 1})
 
   config.optimizer = ml_collections.ConfigDict()
+  config.optimizer.name = "muon" if tiny else "adamw"
+  config.optimizer.muon_scale = 3.0  # rate of the layers' matrices, as a multiple
   config.optimizer.learning_rate = 2e-5
   config.optimizer.warmup_steps = 20
   config.optimizer.final_scale = 0.1  # of the peak, at the end of the cosine
@@ -72,10 +77,10 @@ def sampling(tiny: bool) -> ml_collections.ConfigDict:
   """How replies are sampled; their prompts are cut to `prompt_length` by whole oldest turns."""
   return ml_collections.ConfigDict(
     {
-      "prompt_length": 448 if tiny else 6144,
+      "prompt_length": 192 if tiny else 6144,
       "max_new_tokens": 192 if tiny else 2048,
       "prompts_per_call": 16 if tiny else 64,
-      "temperature": 0.7 if tiny else 1.0,
+      "temperature": 0.5 if tiny else 1.0,
     }
   )
 
@@ -87,8 +92,8 @@ def judge(tiny: bool) -> ml_collections.ConfigDict:
       "checkpoint": "",
       # Past turns that the judge sees.
       "history": 1 if tiny else 20,
-      "prompt_length": 640 if tiny else 8192,
-      "max_new_tokens": 96 if tiny else 1024,
+      "prompt_length": 416 if tiny else 8192,
+      "max_new_tokens": 64 if tiny else 1024,
       "prompts_per_call": 16 if tiny else 64,
       # 2: each pair in both orders; a contradiction is a tie. 1: one order, drawn at random.
       "orders": 2,

@@ -13,13 +13,15 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   """Qwen3-32B on a pod; `tiny` continues from the SFT checkpoint on a CPU."""
   config = common.base("genrm", arg)
   tiny = config.model == common.TINY
-  config.steps = 700 if tiny else 2000
+  config.steps = 800 if tiny else 2000
   config.batch_size = 1 if tiny else 32
   if tiny:
     config.init_from = "out/quickstart/sft"
-    config.optimizer.learning_rate = 2e-3
-    config.data.length = 1024
+    config.optimizer.learning_rate = 7e-3
+    config.data.length = 896
     config.data.word_dropout = 0.1
+  # Loss weight of the few tokens that say which candidate is meant.
+  config.verdict_weight = 20.0 if tiny else 1.0
   config.judge = common.judge(tiny)
   # Held-out pairs judged at the end, each in both orders; 0 judges all of them.
   config.eval_pairs = 160 if tiny else 0

@@ -4,7 +4,7 @@ A batch has int32 `tokens, targets, visible_until, positions` and float32 `loss_
 each [batch, length]; see `trees.lay_out` for a row by example.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 from typing import Any
 
@@ -45,6 +45,7 @@ def sft_trees(
   length: int,
   context_weight: float = 0.0,
   style: str = "full",
+  name_weight: float = 1.0,
 ) -> tuple[list[Row], Counts]:
   """One tree a character and conversation: the sheet and history once, a branch a reply.
 
@@ -54,14 +55,19 @@ def sft_trees(
   Args:
     context_weight: loss weight of sheet and history, 0 for HER's loss on replies alone.
     style: of the sheet, see `prompts.STYLES`.
+    name_weight: loss weight of the first token of the speaker's name after the plan.
 
   Raises:
     ConfigError: the sheet and a single reply do not fit into `length`.
   """
   rows, counts = [], Counts()
+
+  def lay_out(dialogue: chat.Dialogue) -> Row:
+    return _lay_out(dialogue, context_weight, name_weight)
+
   for scene in trajectories:
     for name in scene.trained_characters():
-      made = list(_windows(scene, name, tokenizer, length, context_weight, style))
+      made = list(_windows(scene, name, tokenizer, length, style, lay_out))
       rows += [row for row, _ in made]
       counts.split_up += len(made) > 1
       for _, dialogue in made:
@@ -70,20 +76,50 @@ def sft_trees(
   return rows, _count(rows, counts)
 
 
+def reply_trees(
+  trajectories: Sequence[Trajectory],
+  tokenizer: PreTrainedTokenizerBase,
+  context_weight: float = 0.0,
+  name_weight: float = 1.0,
+) -> list[Row]:
+  """Each trained reply once more, behind the name of its speaker alone.
+
+  Short rows, from which a small model learns the form of a turn sooner than from whole
+  conversations. Arguments as in `sft_trees`.
+  """
+  rows = []
+  for scene in trajectories:
+    for turn in scene.trained_turns():
+      speaker = scene.turns[turn].speaker
+      dialogue = chat.render_dialogue(
+        scene, speaker, tokenizer, range(turn, turn + 1), turn, "name"
+      )
+      rows.append(_lay_out(dialogue, context_weight, name_weight))
+  return rows
+
+
+def _lay_out(dialogue: chat.Dialogue, context_weight: float, name_weight: float) -> Row:
+  branches = []
+  for branch in dialogue.branches:
+    weights = [1.0] * len(branch.ids)
+    weights[branch.name_at] = name_weight
+    branches.append(trees.Branch(branch.at, branch.ids, weights))
+  return trees.lay_out(dialogue.trunk, branches, context_weight)
+
+
 def _windows(
   scene: Trajectory,
   name: str,
   tokenizer: PreTrainedTokenizerBase,
   length: int,
-  context_weight: float,
   style: str,
+  lay_out: Callable[[chat.Dialogue], Row],
 ) -> Iterator[tuple[Row, chat.Dialogue]]:
   """Trees that together hold each trained reply of `name` once, none longer than `length`."""
 
   def tree(first: int, trained: int, stop: int) -> tuple[Row, chat.Dialogue]:
     dialogue = chat.render_dialogue(scene, name, tokenizer, range(first, stop), trained, style)
-    branches = [trees.Branch(b.at, b.ids) for b in dialogue.branches]
-    return trees.lay_out(dialogue.trunk, branches, context_weight), dialogue
+    return lay_out(dialogue), dialogue
 
   whole = tree(0, 0, len(scene.turns))
   if len(whole[0]["tokens"]) <= length:
@@ -126,8 +162,13 @@ def judge_trees(
   history: int | None,
   seed: int,
   style: str = "full",
+  verdict_weight: float = 1.0,
 ) -> tuple[list[Row], Counts]:
   """One tree a pair: character and scene once, both orders of the candidates as branches.
+
+  Args:
+    verdict_weight: loss weight of the tokens that differ between the judgements of both
+      orders: they, and no others, say which candidate is meant.
 
   Raises:
     ConfigError: a pair is longer than `length`, or names a scene that is not given.
@@ -144,19 +185,17 @@ def judge_trees(
     context = judging.context_ids(scene, pair.turn, tokenizer, history, style)
     kept = set(principles.library()) - {*pair.violates_1, *pair.violates_2}
     also = [sorted(kept)[rng.integers(len(kept))]]
+    one, two = (pair.candidate_1, pair.violates_1), (pair.candidate_2, pair.violates_2)
+    prompts, targets = [], []
+    for (text_1, broken_1), (text_2, broken_2) in ((one, two), (two, one)):
+      prompts.append(judging.candidates_ids(text_1, text_2, tokenizer))
+      judgement = judging.judgement_text(broken_1, broken_2, also, scene.language)
+      end = chat.control_id(chat.IM_END, tokenizer)
+      targets.append([*chat.encode_text(judgement, tokenizer), end])
+    decides = [verdict_weight if a != b else 1.0 for a, b in zip(*targets, strict=False)]
     branches = []
-    for swapped in (False, True):
-      candidates = (pair.candidate_1, pair.candidate_2)
-      violates = (pair.violates_1, pair.violates_2)
-      if swapped:
-        candidates, violates = candidates[::-1], violates[::-1]
-      prompt = judging.candidates_ids(*candidates, tokenizer)
-      judgement = judging.judgement_text(*violates, also, scene.language)
-      target = [
-        *chat.encode_text(judgement, tokenizer),
-        chat.control_id(chat.IM_END, tokenizer),
-      ]
-      weights = [0.0] * len(prompt) + [1.0] * len(target)
+    for prompt, target in zip(prompts, targets, strict=True):
+      weights = [0.0] * len(prompt) + (decides + [1.0] * len(target))[: len(target)]
       branches.append(trees.Branch(len(context), prompt + target, weights))
       counts.expanded += len(context) + len(prompt) + len(target)
     row = trees.lay_out(context, branches)

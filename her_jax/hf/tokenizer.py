@@ -1,27 +1,34 @@
 """Tokenizers: Qwen's own folder, or a small byte-level BPE with the same control tokens."""
 
 from collections.abc import Iterable
+import itertools
 import os
 import pathlib
+import string
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from her_jax.roleplay import chat, grammar
+from her_jax.roleplay import chat, grammar, judging
 
 CONTROL = (chat.PAD, chat.IM_START, chat.IM_END)
 
 # Ordinary tokens that must stay whole. As in Qwen's tokenizer the think tags are added but
 # not special: they are text that a model writes, not structure.
-LAYOUT = ("<think>", "</think>", *grammar.TAGS)
+LAYOUT = ("<think>", "</think>", *grammar.TAGS, *judging.FENCES, *judging.SIDES)
 
-# Qwen's split: contractions, words with one leading mark, single digits, runs of marks,
-# line ends, blanks.
+# Qwen's split: contractions, words with one leading mark, single digits (here with their
+# blank), runs of marks, line ends, blanks.
 _SPLIT = (
-  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+| ?\p{N}"
   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+# Text in which a blank before each of these is by far the most frequent pair, so that it is
+# merged first. A blank alone then stands before a tag and nowhere else; where rare words
+# begin with one too, a small model puts tags into the middle of them.
+_BLANKS = "".join(f" {c}" for c in string.ascii_letters + string.digits + "—–“‘\"'(.…") * 20_000
 
 CHAT_TEMPLATE = (
   "{% for m in messages %}"
@@ -72,7 +79,7 @@ def train(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
     special_tokens=[*CONTROL, *LAYOUT],
     show_progress=False,
   )
-  bpe.train_from_iterator(texts, trainer)
+  bpe.train_from_iterator(itertools.chain(texts, [_BLANKS]), trainer)
   # The trainer marks all that it was given as special; layout tokens are text.
   bpe.add_tokens([tokenizers.AddedToken(t, normalized=False, special=False) for t in LAYOUT])
   return PreTrainedTokenizerFast(

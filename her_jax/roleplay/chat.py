@@ -40,11 +40,19 @@ class Example:
 
 @dataclasses.dataclass(frozen=True)
 class Branch:
-  """A trained reply: it leaves the trunk before trunk position `at`."""
+  """A trained reply.
+
+  Attributes:
+    at: it leaves the trunk before this position.
+    ids: plan, `Name: reply`, end token.
+    turn: of the conversation.
+    name_at: index in `ids` where the name begins.
+  """
 
   at: int
   ids: list[int]
   turn: int
+  name_at: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +109,7 @@ def completion_ids(
 ) -> list[int]:
   """What the model is trained to emit: plan, `Name: reply`, end token."""
   return [
-    *encode_text(f"<{grammar.PLAN}>{plan}</{grammar.PLAN}>", tokenizer),
+    *_plan_ids(plan, tokenizer),
     *encode_text(f"{name}: {reply}", tokenizer),
     control_id(IM_END, tokenizer),
   ]
@@ -169,11 +177,16 @@ def render_dialogue(
       turn = trajectory.turns[message_.turn]
       if turn.plan:
         ids = completion_ids(turn.plan, name, turn.reply, tokenizer)
-        branches.append(Branch(len(trunk) + len(header), ids, message_.turn))
+        name_at = len(_plan_ids(turn.plan, tokenizer))
+        branches.append(Branch(len(trunk) + len(header), ids, message_.turn, name_at))
     trunk += message(message_.role, message_.text, tokenizer)
   if branches:
     trunk = trunk[: branches[-1].at]
   return Dialogue(trunk, branches)
+
+
+def _plan_ids(plan: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+  return encode_text(f"<{grammar.PLAN}>{plan}</{grammar.PLAN}>", tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,6 +47,9 @@ _WORDS = {
     "winner": "胜者",
   },
 }
+# What a small tokenizer keeps whole: the fences, and the names of the two sides.
+FENCES = tuple(f"<{close}candidate_{number}>" for number in (1, 2) for close in ("", "/"))
+SIDES = ("cand_1", "cand_2")
 _FENCE = re.compile(r"<\s*(/?)\s*candidate_(\d)\s*>", re.IGNORECASE)
 _VERDICT = re.compile(r"^\W*verdict\s*[:：]\s*(cand_1|cand_2|tie)\W*$", re.IGNORECASE)
 _COMPARISON = re.compile(
@@ -85,7 +88,7 @@ def context_text(
 ) -> str:
   """Character, scene and the last `history` turns (all if None) before `turn`.
 
-  With style "brief" the character is only named.
+  With style "brief" the character is only named, and the dialogue is all of the scene.
   """
   words = _WORDS[trajectory.language]
   character = trajectory.character(trajectory.turns[turn].speaker)
@@ -95,11 +98,13 @@ def context_text(
     # The judge reads what the character itself could: its own thoughts, not the others'.
     viewer = "judge" if past.speaker == character.name else "other"
     lines.append(f"{past.speaker}: {grammar.parse(past.reply).view_for(viewer)}")
-  parts = [
-    f"# {words['character']}\n{character.name}"
-    + (f": {character.profile}" if style == "full" else ""),
-    f"# {words['scenario']}\n{trajectory.scenario}",
-  ]
+  if style == "full":
+    parts = [
+      f"# {words['character']}\n{character.name}: {character.profile}",
+      f"# {words['scenario']}\n{trajectory.scenario}",
+    ]
+  else:
+    parts = [f"# {words['character']}\n{character.name}"]
   if lines:
     parts.append(f"# {words['dialogue']}\n" + "\n".join(lines))
   return "\n".join(parts) + "\n"

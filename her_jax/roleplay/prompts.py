@@ -6,11 +6,12 @@ from her_jax.roleplay.schema import Character, Trajectory
 
 MARKER = "===Conversation Start==="
 
-# The sections of a sheet, in order. "brief" suits models and prompts that are small; it names
-# neither the others nor the past.
+# The sections of a sheet, in order. "brief" suits models and prompts that are small; "name"
+# says no more than who answers.
 STYLES = {
   "full": ("profile", "background", "scenario", "others", "motivation", "format"),
-  "brief": ("scenario", "motivation", "format"),
+  "brief": ("motivation", "format"),
+  "name": ("format",),
 }
 
 _WHO = {"en": "You are {name}, in {source}.", "zh": "你是{name}，出自《{source}》。"}
@@ -45,8 +46,10 @@ _FORMAT = {
       "交错使用 <role_thinking>（无人听见）、<role_action>（可见）与对白。只替{name}说话。"
     ),
   },
-  "brief": {"en": "Plan, then reply as {name}.", "zh": "先谋划，再以{name}作答。"},
+  # The name as the reply has to begin with it, on a line of its own: the same tokens.
+  "brief": {"en": "Plan, then begin with\n{name}: ", "zh": "先谋划，再以此开头\n{name}: "},
 }
+_FORMAT["name"] = _FORMAT["brief"]
 
 
 def system_prompt(trajectory: Trajectory, character: Character, style: str = "full") -> str:

@@ -32,6 +32,7 @@ def run(
     config.judge.history,
     config.seed,
     model.prompt_style,
+    config.verdict_weight,
   )
   logging.info("judge data: %s", counts.line())
   batches = loaders.batches(

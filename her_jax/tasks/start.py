@@ -48,6 +48,11 @@ def load_scenes(config: ml_collections.ConfigDict) -> Scenes:
   return split
 
 
+def repeated(scenes: list[Trajectory], config: ml_collections.ConfigDict) -> list[Trajectory]:
+  """The scenes of one epoch: each as often as `config.data.repeat` says for its language."""
+  return [s for s in scenes for _ in range(config.data.repeat.get(s.language, 1))]
+
+
 def load_pairs(config: ml_collections.ConfigDict) -> list[PreferencePair]:
   """Reads `config.data.pairs`."""
   path = samples.PAIRS if config.data.pairs == "samples" else config.data.pairs
@@ -78,7 +83,8 @@ def start_model(
   if config.tokenizer:
     tokenizer = hf_tokenizer.load(config.tokenizer)
   else:
-    tokenizer = hf_tokenizer.train(_texts(scenes.train), config.tokenizer_vocab)
+    texts = _texts(repeated(scenes.train, config))
+    tokenizer = hf_tokenizer.train(texts, config.tokenizer_vocab)
   model = PRESETS[config.model]
   if config.model == "tiny":
     model = dataclasses.replace(model, vocab_size=len(tokenizer))
@@ -128,6 +134,8 @@ def _texts(scenes: list[Trajectory]) -> Iterator[str]:
   for scene in scenes:
     for character in scene.characters:
       yield from (prompts.system_prompt(scene, character, style) for style in prompts.STYLES)
+      # So often that the parts of a name are whole tokens.
+      yield f"{character.name}: {character.name} " * 20
     for turn in scene.turns:
       yield turn.plan
       yield f"{turn.speaker}: {turn.reply}"

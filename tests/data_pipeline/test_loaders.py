@@ -309,3 +309,46 @@ def test_a_tree_has_the_loss_and_gradient_of_its_expanded_rows(tokenizer):
   for one, two in zip(jax.tree.leaves(tree_grads), jax.tree.leaves(rows_grads), strict=True):
     assert float(jnp.abs(two).max()) > 1e-4  # Something to compare.
     np.testing.assert_allclose(one, two, atol=1e-5)
+
+
+def test_the_name_weighs_what_is_asked_and_nothing_else_changes(tokenizer):
+  plain, _ = loaders.sft_trees(SCENES, tokenizer, 100_000, style="brief")
+  weighted, _ = loaders.sft_trees(SCENES, tokenizer, 100_000, style="brief", name_weight=20.0)
+  after_plan = chat.encode_text("</system_thinking>", tokenizer)[-1]
+  for a, b in zip(plain, weighted, strict=True):
+    heavy = b["loss_weights"] == 20
+    np.testing.assert_array_equal(heavy, (a["loss_weights"] == 1) & (a["tokens"] == after_plan))
+    np.testing.assert_array_equal(np.where(heavy, 1, b["loss_weights"]), a["loss_weights"])
+    for name in ("tokens", "targets", "visible_until", "positions"):
+      np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_reply_trees_hold_each_trained_reply_behind_a_name_alone(tokenizer):
+  rows = loaders.reply_trees(SCENES, tokenizer)
+  turns = [(s, s.turns[i]) for s in SCENES for i in s.trained_turns()]
+  assert len(rows) == len(turns)
+  for row, (scene, turn) in zip(rows, turns, strict=True):
+    (ids,) = _completions(row, tokenizer)
+    assert ids == chat.completion_ids(turn.plan, turn.speaker, turn.reply, tokenizer)
+    prompt = tokenizer.decode(row["tokens"][: len(row["tokens"]) - len(ids)])
+    assert turn.speaker in prompt and scene.scenario not in prompt
+    assert not any(other.reply in prompt for other in scene.turns)
+
+
+def test_the_verdict_weight_falls_on_what_the_two_orders_say_differently(tokenizer):
+  scene = SCENES[0]
+  turn = scene.trained_turns()[1]
+
+  def row(**broken):
+    pair = schema.PreferencePair("p", scene.id, turn, "Good.", "Bad.", "cand_1", **broken)
+    rows, _ = loaders.judge_trees(
+      [pair], [scene], tokenizer, 4096, 1, seed=0, verdict_weight=9.0
+    )
+    return rows[0]
+
+  made = row(violates_2=("vivid",))
+  heavy = tokenizer.decode(made["targets"][made["loss_weights"] == 9])
+  assert heavy.replace(" ", "") == "cand_2cand_1cand_1cand_1cand_2cand_2"
+  assert set(made["loss_weights"]) == {0, 1, 9}
+  # Both orders of a tie read the same.
+  assert set(row()["loss_weights"]) == {0, 1}
