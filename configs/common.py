@@ -94,7 +94,7 @@ def judge(tiny: bool) -> ml_collections.ConfigDict:
       "history": 1 if tiny else 20,
       "prompt_length": 416 if tiny else 8192,
       "max_new_tokens": 64 if tiny else 1024,
-      "prompts_per_call": 16 if tiny else 64,
+      "prompts_per_call": 32 if tiny else 64,
       # 2: each pair in both orders; a contradiction is a tie. 1: one order, drawn at random.
       "orders": 2,
     }

@@ -22,20 +22,20 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   config.judge.checkpoint = "out/quickstart/genrm" if tiny else ""
   config.sampling = common.sampling(tiny)
   if tiny:
-    config.sampling.temperature = 0.7
+    config.sampling.temperature = 1.0
   config.rl = ml_collections.ConfigDict()
-  config.rl.steps = 30 if tiny else 400
-  config.rl.prompts_per_step = 4 if tiny else 64
+  config.rl.steps = 20 if tiny else 400
+  config.rl.prompts_per_step = 8 if tiny else 64
   config.rl.group_size = 8
-  # HER lets the judge decide alone. With False a reply that is no valid turn loses to one that
-  # is, and wins never: the tiny judge does not see grammar.
+  # HER lets the judge decide alone. With False a reply that is no valid turn loses unjudged:
+  # broken grammar is not among what the tiny judge was shown.
   config.rl.judge_invalid = not tiny
   # Updates from one batch of rollouts; each takes its share of the prompts.
   config.rl.updates_per_step = 2
   config.rl.clip_low = 0.2
   config.rl.clip_high = 0.28
   config.optimizer.name = "adamw"
-  config.optimizer.learning_rate = 6e-4 if tiny else 1e-6
+  config.optimizer.learning_rate = 1e-3 if tiny else 1e-6
   config.optimizer.warmup_steps = 5
   config.optimizer.weight_decay = 0.0
   config.log_every = 1

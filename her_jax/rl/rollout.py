@@ -82,7 +82,7 @@ class Rollouts:
       orders: 1 judges each comparison with the candidates in one order, drawn at random; 2
         in both.
       style: of the sheets, as the policy was trained.
-      judge_invalid: False: where one of two replies alone is a valid turn it wins unjudged.
+      judge_invalid: False: a reply that is no valid turn loses unjudged, as an empty one does.
     """
     if orders not in (1, 2):
       raise ValueError(f"judge.orders is {orders}; it must be 1 or 2")
@@ -142,8 +142,8 @@ class Rollouts:
       for j, reply in enumerate(replies[i]):
         if reply.empty:
           continue
-        if not self._judge_invalid and reply.valid != opponents[i].valid:
-          outcomes[i, j] = "win" if reply.valid else "lose"
+        if not (reply.valid or self._judge_invalid):
+          outcomes[i, j] = "lose"
           continue
         for place in PLACES if self._orders == 2 else (rng.choice(PLACES),):
           pair = (reply.candidate, opponents[i].candidate)
