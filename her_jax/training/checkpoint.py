@@ -8,7 +8,6 @@ workdir/tokenizer/                 Hugging Face folder
 from collections.abc import Iterator
 import contextlib
 import dataclasses
-import pathlib
 import shutil
 from typing import Any
 
@@ -50,7 +49,7 @@ def save(
   prompt_style: str,
 ) -> None:
   """Writes a checkpoint; all processes call it. An older one of the same step is replaced."""
-  folder = epath.Path(workdir) / "checkpoints"
+  folder = _folder(workdir)
   if jax.process_index() == 0:
     tokenizer.save_pretrained(str(epath.Path(workdir) / "tokenizer"))
   meta = {
@@ -67,7 +66,7 @@ def save(
 def clear(workdir: str) -> None:
   """Removes checkpoints of an earlier run in this workdir."""
   if jax.process_index() == 0:
-    shutil.rmtree(pathlib.Path(workdir) / "checkpoints", ignore_errors=True)
+    shutil.rmtree(_folder(workdir), ignore_errors=True)
 
 
 def load(workdir: str, mesh: jax.sharding.Mesh, what: str) -> Checkpoint:
@@ -79,7 +78,7 @@ def load(workdir: str, mesh: jax.sharding.Mesh, what: str) -> Checkpoint:
   Raises:
     MissingCheckpoint: there is none; the message says which stage writes it.
   """
-  folder = epath.Path(workdir) / "checkpoints"
+  folder = _folder(workdir)
   steps = [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.exists() else []
   if not workdir or not steps:
     raise MissingCheckpoint(
@@ -104,6 +103,11 @@ def load(workdir: str, mesh: jax.sharding.Mesh, what: str) -> Checkpoint:
   return Checkpoint(
     config, graphdef, params, tokenizer, meta["prompt_style"], int(meta["step"])
   )
+
+
+def _folder(workdir: str) -> epath.Path:
+  """Where the checkpoints of a workdir lie; Orbax takes absolute paths alone."""
+  return epath.Path(workdir).resolve() / "checkpoints"
 
 
 @contextlib.contextmanager

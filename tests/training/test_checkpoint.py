@@ -53,6 +53,16 @@ def _assert_equal(one: nnx.State, two: nnx.State) -> None:
     np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+def test_a_relative_workdir_is_as_good_as_an_absolute_one(tokenizer, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  _, params = sharding.init_sharded(_CONFIG, 0, _mesh(1))
+  checkpoint.save("out/stage", 7, _CONFIG, params, tokenizer, "brief")
+  _assert_equal(checkpoint.load("out/stage", _mesh(1), "config.policy").params, params)
+  assert (tmp_path / "out/stage/checkpoints/7").is_dir()
+  checkpoint.clear("out/stage")
+  assert not (tmp_path / "out/stage/checkpoints").exists()
+
+
 def test_what_is_saved_is_loaded(saved, tokenizer):
   workdir, params = saved
   loaded = checkpoint.load(workdir, _mesh(1), "config.policy")
