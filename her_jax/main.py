@@ -81,7 +81,12 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     return rest
   except (flags.Error, AttributeError, KeyError, ValueError, TypeError, OSError) as error:
     # ml_collections raises these for unknown keys, values of another type and bad presets.
-    print(f"her_jax: {_first_line(error)}", file=sys.stderr)
+    message = _first_line(error)
+    if error.args and isinstance(
+      error.args[0], KeyError
+    ):  # AttributeError(KeyError("'key'\nhint"))
+      message = f"no such config field: {_unknown_field(error.args[0].args[0], argv)}"
+    print(f"her_jax: {message}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -93,6 +98,15 @@ def run() -> None:
   except (DataError, ConfigError, FileNotFoundError, NotFinite) as error:
     print(f"her_jax: {error}", file=sys.stderr)
     sys.exit(1)
+
+
+def _unknown_field(message: str, argv: Sequence[str]) -> str:
+  """The flag that ends in the key that was not found, and the hint that came with it."""
+  key, *hint = message.splitlines()
+  key = key.strip("'")
+  names = [arg.split("=")[0] for arg in argv]
+  named = [name for name in names if name.endswith(f".{key}")]
+  return ". ".join([" or ".join(named) or key, *hint])
 
 
 def _first_line(error: BaseException) -> str:

@@ -46,8 +46,11 @@ _SFT = "--config=configs/sft.py:tiny"
 _QUICK = ("--config.steps=1", "--config.eval_samples=0")
 # Name -> (arguments, what the message must hold). {folder} is the test's own.
 _MISTAKES = {
-  "wrong key": ((_SFT, "--config.stepz=3"), ("stepz",)),
-  "wrong key in a section": ((_SFT, "--config.optimizer.lr=3"), ("lr",)),
+  "wrong key": ((_SFT, "--config.stepz=3"), ("field: --config.stepz", '"steps"')),
+  "wrong key in a section": (
+    (_SFT, "--config.optimizer.lr=3"),
+    ("no such config field: --config.optimizer.lr",),
+  ),
   "wrong preset": (("--config=configs/sft.py:qwen3-33b",), ("'qwen3-33b'", "qwen3-32b")),
   "missing config file": (("--config=configs/nowhere.py",), ("configs/nowhere.py",)),
   "wrong value": ((_SFT, "--config.steps=many"), ("many",)),
