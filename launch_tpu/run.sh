@@ -22,8 +22,8 @@
 #   --                 everything after it goes to her_jax, also a flag named like one of these
 #
 # Examples:
-#   launch_tpu/run.sh pod1 --zone=us-east5-a --config=configs/rl.py --workdir=gs://bucket/run1
-#   launch_tpu/run.sh pod1 --config=configs/sft.py --workdir=gs://bucket/sft \
+#   launch_tpu/run.sh pod1 --zone=us-east5-a --config=configs/rl.py --workdir=/mnt/bucket/run1
+#   launch_tpu/run.sh pod1 --config=configs/sft.py --workdir=/mnt/bucket/sft \
 #       --config.optimizer.learning_rate=1e-5
 #
 # On each worker everything lies in ~/her_jax/NAME: src/, venv/, install.log and one folder a
@@ -250,7 +250,7 @@ while (($# > 0)); do
   esac
 done
 
-[[ -n $name ]] || die 'no NAME: which TPU VM? For example: launch_tpu/run.sh pod1 --config=configs/rl.py --workdir=gs://bucket/run1 (--help tells more)'
+[[ -n $name ]] || die 'no NAME: which TPU VM? For example: launch_tpu/run.sh pod1 --config=configs/rl.py --workdir=/mnt/bucket/run1 (--help tells more)'
 [[ $name =~ ^[a-z]([a-z0-9-]*[a-z0-9])?$ ]] ||
   die "NAME '$name' is no name of a TPU VM: small letters, digits and hyphens, a letter first"
 
@@ -273,10 +273,11 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 if [[ $action == launch ]]; then
   [[ -n $config ]] || die 'no --config: what to run? For example --config=configs/rl.py'
   [[ -n $workdir ]] ||
-    die 'no --workdir: where do results go? For example --workdir=gs://bucket/run1'
+    die 'no --workdir: where do results go? For example --workdir=/mnt/bucket/run1'
   case $workdir in
-    *://* | /*) ;;
-    *) note "--workdir=$workdir lies on each worker's own disk; with more than one worker, checkpoints need storage that all share, such as gs://bucket/run1" ;;
+    *://*) die "--workdir=$workdir is not a folder: mount the bucket on all workers (gcsfuse) and pass its path" ;;
+    /*) ;;
+    *) note "--workdir=$workdir lies on each worker's own disk; with more than one worker, checkpoints need a folder that all share, such as a mounted bucket's" ;;
   esac
   if ! $dry_run; then
     git -C "$root" rev-parse --is-inside-work-tree >/dev/null 2>&1 ||

@@ -172,7 +172,7 @@ class Pod:
     return [str(self.clone / "launch_tpu" / "run.sh"), "pod1", *flags]
 
   def launch(self, *flags: str) -> subprocess.CompletedProcess:
-    return self.call("--config=configs/rl.py", "--workdir=gs://b/run1", *flags)
+    return self.call("--config=configs/rl.py", "--workdir=/mnt/b/run1", *flags)
 
   def call(self, *flags: str) -> subprocess.CompletedProcess:
     return subprocess.run(
@@ -194,7 +194,7 @@ class Pod:
   def running(self, *flags: str):
     """A launch in the background, from its first line of log on; ended on exit."""
     process = subprocess.Popen(
-      self.command("--config=configs/rl.py", "--workdir=gs://b/run1", *flags),
+      self.command("--config=configs/rl.py", "--workdir=/mnt/b/run1", *flags),
       env=self.env,
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
@@ -217,7 +217,7 @@ def pod(tmp_path) -> Pod:
 
 
 def test_dry_run_prints_the_commands_in_order():
-  flags = ["--config=configs/rl.py", "--workdir=gs://b/run1", "--config.steps=3"]
+  flags = ["--config=configs/rl.py", "--workdir=/mnt/b/run1", "--config.steps=3"]
   pack, check, copy, unpack, install, start, follow, result = dry_run(
     "pod1", "--zone=us-east5-a", "--project=p1", *flags
   )
@@ -243,7 +243,7 @@ def test_dry_run_prints_the_commands_in_order():
 
 
 def test_dry_run_quotes_odd_flags():
-  flags = ["--config=configs/rl.py:tiny", "--workdir=gs://b/r", "--", *ODD_FLAGS, "--zone=x"]
+  flags = ["--config=configs/rl.py:tiny", "--workdir=/mnt/b/r", "--", *ODD_FLAGS, "--zone=x"]
   start = dry_run("pod1", *flags)[5]
   words = shlex.split(remote_command(start))
   flags.remove("--")
@@ -259,7 +259,7 @@ def test_dry_run_prints_one_command_a_line_without_gcloud(tmp_path):
   for tool in ("bash", "env", "dirname", "date", "sed", "rm"):
     (tmp_path / tool).symlink_to(shutil.which(tool) or pytest.skip(f"no {tool}"))
   done = subprocess.run(
-    [RUN_SH, "pod1", "--config", "configs/rl.py", "--workdir", "gs://b/r", "--dry-run"],
+    [RUN_SH, "pod1", "--config", "configs/rl.py", "--workdir", "/mnt/b/r", "--dry-run"],
     env={"PATH": str(tmp_path)},
     capture_output=True,
     text=True,
@@ -271,7 +271,7 @@ def test_dry_run_prints_one_command_a_line_without_gcloud(tmp_path):
 
 
 def test_zone_and_project_are_optional_and_may_be_two_words():
-  flags = ["--config=configs/rl.py", "--workdir=gs://b/r"]
+  flags = ["--config=configs/rl.py", "--workdir=/mnt/b/r"]
   assert not any("--zone" in word for command in dry_run("pod1", *flags) for word in command)
   copy = dry_run("--zone", "z1", "pod1", "--project", "p1", *flags)[2]
   assert copy[-2:] == ["--zone=z1", "--project=p1"]
@@ -289,8 +289,9 @@ def test_help():
   [
     ([], "no NAME"),
     (["--config=configs/rl.py"], "no NAME"),
-    (["pod1", "--workdir=gs://b/r"], "no --config"),
+    (["pod1", "--workdir=/mnt/b/r"], "no --config"),
     (["pod1", "--config=configs/rl.py"], "no --workdir"),
+    (["pod1", "--config=configs/rl.py", "--workdir=gs://b/r"], "mount the bucket"),
     (["pod1", "--zone"], "--zone needs a value"),
     (["Pod 1", "--config=a", "--workdir=b"], "no name of a TPU VM"),
     (["--config=a", "pod1", "--workdir=b"], "NAME comes first"),
@@ -318,14 +319,14 @@ def test_missing_gcloud(pod):
 
 def test_untracked_config_is_refused_before_anything_is_copied(pod):
   pod.write("configs/new.py", "")
-  done = pod.call("--config=configs/new.py:tiny", "--workdir=gs://b/r")
+  done = pod.call("--config=configs/new.py:tiny", "--workdir=/mnt/b/r")
   assert done.returncode == 2
   assert "git add" in done.stderr
   assert not pod.calls_file.exists()
 
 
 def test_launch_copies_the_code_and_runs_the_same_command_on_all_workers(pod):
-  flags = ["--config=configs/rl.py", "--workdir=gs://b/run1", *ODD_FLAGS[:-1]]
+  flags = ["--config=configs/rl.py", "--workdir=/mnt/b/run1", *ODD_FLAGS[:-1]]
   done = pod.call(*flags)
   assert done.returncode == 0, done.stderr
   # Worker 0's log, the whole and only that.
