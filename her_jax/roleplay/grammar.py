@@ -135,7 +135,8 @@ def parse(text: str, speaker: str | None = None) -> Reply:
       problems.append(f"</{name}> closes nothing")
       malformed = True
     else:
-      flush(kind, match.start())
+      # Closed as a plan, it may hold one: the judge and the speaker must not see it.
+      flush(PLAN if name == PLAN else kind, match.start())
       problems.append(f"<{kind}> is closed by </{name}>")
       kind = SPEECH
     start = match.end()

@@ -97,6 +97,14 @@ def _secretive_turns(draw) -> str:
   return text
 
 
+@pytest.mark.parametrize("kind", [THINKING, ACTION])
+def test_what_is_closed_as_a_plan_is_hidden_as_one(kind):
+  reply = grammar.parse(f"<{kind}>Hm. {_tag(ACTION, 'nods')} She lies.</{PLAN}> Sit.")
+  for viewer in ("other", "judge", "self"):
+    assert "She lies" not in reply.view_for(viewer)
+  assert "She lies" in reply.view_for("log") and "Sit." in reply.view_for("other")
+
+
 @given(_secretive_turns())
 def test_others_see_no_secret_and_the_judge_no_plan(text):
   for speaker in (None, "Una"):
