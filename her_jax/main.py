@@ -19,11 +19,7 @@ from etils import epath
 import jax
 from ml_collections import config_flags
 
-from her_jax import (
-  distributed,
-  host_memory,
-  sharding,
-)
+from her_jax import cpu_backend, distributed, sharding
 from her_jax.errors import ConfigError
 from her_jax.roleplay.schema import DataError
 from her_jax.training import budget
@@ -53,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
   if config.task not in TASKS:
     raise app.UsageError(f"no task {config.task!r}; there are {', '.join(TASKS)}")
 
-  host_memory.keep_freed_memory()
+  cpu_backend.tune()
   jax.config.update("jax_num_cpu_devices", config.cpu_devices)
   distributed.initialize()
   logging.info(
