@@ -6,6 +6,7 @@ their log-probabilities at the sampling temperature, so that training never toke
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 
 from flax import nnx
 import jax
@@ -32,45 +33,33 @@ class Completion:
   finished: bool
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampler:
   """Samples from one model architecture with fixed shapes, whatever the weights.
 
-  Every call runs the same compiled program: prompts are padded on the left to
-  `prompt_length`, their number to `prompts_per_call`.
+  Every call runs the same compiled program, and equal samplers share it: prompts are padded
+  on the left to `prompt_length`, their number to `prompts_per_call`, or to half of it where
+  that is enough.
+
+  Attributes:
+    prompt_length: longest prompt, in tokens.
+    max_new_tokens: longest completion, the stop id included.
+    prompts_per_call: prompts worked on together.
+    stop_ids: ids that end a completion.
+    pad_id: id of what fills up a row.
+    valid_vocab: rows of the tokenizer; ids beyond it are never drawn.
+    temperature: 0 takes the likeliest id.
   """
 
-  def __init__(
-    self,
-    config: ModelConfig,
-    graphdef: nnx.GraphDef,
-    *,
-    prompt_length: int,
-    max_new_tokens: int,
-    prompts_per_call: int,
-    stop_ids: Sequence[int],
-    pad_id: int,
-    valid_vocab: int,
-    temperature: float = 1.0,
-  ):
-    """Fixes the shapes and settings.
-
-    Args:
-      prompt_length: longest prompt, in tokens.
-      max_new_tokens: longest completion, the stop id included.
-      prompts_per_call: prompts worked on together.
-      stop_ids: ids that end a completion.
-      temperature: 0 takes the likeliest id.
-    """
-    self.prompt_length = prompt_length
-    self.max_new_tokens = max_new_tokens
-    self.prompts_per_call = prompts_per_call
-    self._config = config
-    self._graphdef = graphdef
-    self._pad_id = pad_id
-    self._stop_ids = jnp.asarray(list(stop_ids), jnp.int32)
-    self._valid_vocab = valid_vocab
-    self._temperature = temperature
-    self._run = jax.jit(self._generate, static_argnames="n")
+  config: ModelConfig
+  graphdef: nnx.GraphDef
+  prompt_length: int
+  max_new_tokens: int
+  prompts_per_call: int
+  stop_ids: tuple[int, ...]
+  pad_id: int
+  valid_vocab: int
+  temperature: float = 1.0
 
   def __call__(
     self, params: nnx.State, prompts: Sequence[Sequence[int]], *, n: int, seed: int
@@ -99,7 +88,7 @@ class Sampler:
       )
       tokens, lengths = self._pad_left(filled)
       ids, log_probs, counts, finished = jax.device_get(
-        self._run(params, tokens, lengths, keys, n=n)
+        self._generate(params, tokens, lengths, keys, n=n)
       )
       rows = [
         Completion(ids[r, :c].tolist(), log_probs[r, :c].tolist(), bool(finished[r]))
@@ -109,18 +98,19 @@ class Sampler:
     return completions
 
   def _rows(self, prompts: int) -> int:
-    """Rows to compute for so many prompts: halved while they and all devices have their share."""
-    size = self.prompts_per_call
-    while size % (2 * jax.device_count()) == 0 and size // 2 >= prompts:
-      size //= 2
-    return size
+    """Rows to compute for so many prompts: half where they fit, and all devices have a share."""
+    half, odd = divmod(self.prompts_per_call, 2)
+    return (
+      half if prompts <= half and not (odd or half % jax.device_count()) else 2 * half + odd
+    )
 
   def _pad_left(self, prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    tokens = np.full((len(prompts), self.prompt_length), self._pad_id, np.int32)
+    tokens = np.full((len(prompts), self.prompt_length), self.pad_id, np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
       row[len(row) - len(prompt) :] = prompt
     return tokens, np.asarray([len(p) for p in prompts], np.int32)
 
+  @functools.partial(jax.jit, static_argnames=("self", "n"))
   def _generate(self, params, tokens, lengths, keys, n):
     """Reads the prompts once and grows `n` branches off each, side by side.
 
@@ -138,24 +128,24 @@ class Sampler:
     Returns:
       ids and log_probs [prompts * n, max_new_tokens], counts and finished [prompts * n].
     """
-    model = nnx.merge(self._graphdef, params)
+    model = nnx.merge(self.graphdef, params)
     prompts, limit = len(tokens), self.max_new_tokens
     room = self.prompt_length + n * limit
     index = jnp.arange(self.prompt_length)
     pads = self.prompt_length - lengths[:, None]
     visible_until = jnp.where(index < pads, index + 1, room)
-    cache = init_cache(self._config, prompts, room)
+    cache = init_cache(self.config, prompts, room)
     hidden, cache = model(tokens, jnp.maximum(index - pads, 0), visible_until, cache)
     logits = jnp.repeat(model.logits(hidden[:, -1]), n, axis=0)
     first = self.prompt_length + jnp.arange(n) * limit
     ends = jnp.broadcast_to(first + limit, (prompts, n))
 
     def draw(t, logits):
-      logits = losses.mask_vocab(logits, self._valid_vocab)
-      if self._temperature == 0:
+      logits = losses.mask_vocab(logits, self.valid_vocab)
+      if self.temperature == 0:
         ids = jnp.argmax(logits, axis=-1)
       else:
-        logits = logits / self._temperature
+        logits = logits / self.temperature
         at = jax.vmap(jax.random.fold_in, (0, None))(keys, t)
         ids = jax.vmap(jax.random.categorical)(at, logits)
       log_p = jax.nn.log_softmax(logits)
@@ -168,11 +158,11 @@ class Sampler:
     def advance(carry):
       t, cache, logits, ids, log_probs, counts, done = carry
       new, log_p = draw(t, logits)
-      new = jnp.where(done, self._pad_id, new)
+      new = jnp.where(done, self.pad_id, new)
       ids = ids.at[:, t].set(new)
       log_probs = log_probs.at[:, t].set(jnp.where(done, 0.0, log_p))
       counts = counts + ~done
-      done = done | jnp.isin(new, self._stop_ids)
+      done = done | jnp.isin(new, jnp.asarray(self.stop_ids))
       positions = jnp.broadcast_to(lengths[:, None] + t, (prompts, n))
       hidden, cache = model(new.reshape(prompts, n), positions, ends, cache, slots=first + t)
       logits = model.logits(hidden).reshape(prompts * n, -1)
@@ -183,7 +173,7 @@ class Sampler:
       jnp.int32(0),
       cache,
       logits,
-      jnp.full((rows, limit), self._pad_id, jnp.int32),
+      jnp.full((rows, limit), self.pad_id, jnp.int32),
       jnp.zeros((rows, limit), jnp.float32),
       jnp.zeros(rows, jnp.int32),
       jnp.repeat(lengths == 0, n),

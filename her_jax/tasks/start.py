@@ -104,13 +104,13 @@ def make_sampler(
   tokenizer = model.tokenizer
   pad = chat.control_id(chat.PAD, tokenizer)
   return Sampler(
-    model.config,
-    model.graphdef,
+    config=model.config,
+    graphdef=model.graphdef,
     prompt_length=settings.prompt_length,
     max_new_tokens=settings.max_new_tokens,
     prompts_per_call=settings.prompts_per_call,
     # Qwen also stops at its padding token.
-    stop_ids=[chat.control_id(chat.IM_END, tokenizer), pad],
+    stop_ids=(chat.control_id(chat.IM_END, tokenizer), pad),
     pad_id=pad,
     valid_vocab=len(tokenizer),
     temperature=temperature,

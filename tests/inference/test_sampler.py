@@ -43,8 +43,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def samplers(model):
-  """Samplers by setting, each compiled once."""
-  made = {}
+  """Makes a sampler with a few settings changed."""
 
   def get(**changes) -> Sampler:
     settings = {
@@ -52,14 +51,11 @@ def samplers(model):
       "max_new_tokens": _NEW,
       "prompts_per_call": 4,
       "stop_ids": (_STOP,),
+      "pad_id": _PAD,
       "temperature": 1.0,
       "valid_vocab": _VALID,
-      **changes,
     }
-    key = tuple(settings.items())
-    if key not in made:
-      made[key] = Sampler(_CONFIG, model[0], pad_id=_PAD, **settings)
-    return made[key]
+    return Sampler(config=_CONFIG, graphdef=model[0], **settings | changes)
 
   return get
 
@@ -200,15 +196,24 @@ def test_a_prompt_as_long_as_the_limit_fits(model, samplers):
 
 
 def test_a_few_prompts_do_not_pay_for_a_full_call(samplers, model):
-  """Rows are halved down to what is needed; the draws stay those of the full call."""
+  """Half the rows where they are enough; the draws stay those of the full call."""
   devices = jax.device_count()
   sampler = samplers(prompts_per_call=4 * devices)
-  asked = (1, devices, devices + 1, 2 * devices, 2 * devices + 1, 4 * devices)
+  asked = (1, devices + 1, 2 * devices, 2 * devices + 1, 4 * devices)
   rows = [sampler._rows(n) for n in asked]
-  assert rows == [n * devices for n in (1, 1, 2, 2, 4, 4)]
+  assert rows == [n * devices for n in (2, 2, 2, 4, 4)]
   assert samplers(prompts_per_call=3 * devices)._rows(1) == 3 * devices
   few = sampler(model[1], _PROMPTS[:2], n=2, seed=5)
   full = sampler(model[1], _PROMPTS * devices, n=2, seed=5)
   assert [[c.ids for c in group] for group in few] == [
     [c.ids for c in group] for group in full[:2]
   ]
+
+
+def test_equal_samplers_share_one_program(samplers, model):
+  samplers(max_new_tokens=3)(model[1], _PROMPTS[:2], n=1, seed=0)
+  programs = Sampler._generate._cache_size()
+  samplers(max_new_tokens=3)(model[1], _PROMPTS[:2], n=1, seed=0)
+  assert Sampler._generate._cache_size() == programs
+  samplers(max_new_tokens=2)(model[1], _PROMPTS[:2], n=1, seed=0)
+  assert Sampler._generate._cache_size() == programs + 1

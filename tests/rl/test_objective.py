@@ -53,12 +53,12 @@ def model():
 @pytest.fixture(scope="module")
 def drawn(model):
   sampler = Sampler(
-    _CONFIG,
-    model[0],
+    config=_CONFIG,
+    graphdef=model[0],
     prompt_length=8,
     max_new_tokens=12,
     prompts_per_call=2,
-    stop_ids=[_STOP],
+    stop_ids=(_STOP,),
     pad_id=_PAD,
     valid_vocab=_VALID,
     temperature=_TEMPERATURE,
