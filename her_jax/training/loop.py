@@ -30,29 +30,39 @@ def fit(
 ) -> TrainState:
   """Runs `steps` updates, writing every step's metrics.
 
+  A step's metrics are read while the next one runs, so that the devices never wait for them.
+
   Raises:
-    NotFinite: at the first step whose loss is NaN or infinite.
+    NotFinite: the loss of a step is NaN or infinite; at most one step later.
   """
-  watch = metrics.Stopwatch()
+
+  def report(step: int, found: dict[str, jax.Array], tokens: int, seconds: float) -> None:
+    values = {k: float(v) for k, v in found.items()}
+    if not np.isfinite(values["loss"]):
+      raise NotFinite(
+        f"{name}: the loss of step {step} is {values['loss']}; lower"
+        f" --config.optimizer.learning_rate"
+      )
+    values |= {
+      "learning_rate": float(schedule(step - 1)),
+      "tokens": step * tokens,
+      "tokens_per_second": tokens / seconds,
+    }
+    writer.write(step, values)
+    if step % log_every == 0 or step in (1, steps):
+      shown = ("loss", "gradient_norm", "tokens_per_second")
+      metrics.log_line(step, steps, {k: values[k] for k in shown})
+
   with metrics.progress(name, steps) as advance:
+    unread = None
+    watch = metrics.Stopwatch()
     for step in range(1, steps + 1):
-      batch = next(batches)
-      state, found = step_fn(state, sharding.to_global(batch, mesh))
-      values = {k: float(v) for k, v in found.items()}
-      if not np.isfinite(values["loss"]):
-        raise NotFinite(
-          f"{name}: the loss of step {step} is {values['loss']}; lower"
-          f" --config.optimizer.learning_rate"
-        )
-      tokens = batch["tokens"].size * jax.process_count()
-      values |= {
-        "learning_rate": float(schedule(step - 1)),
-        "tokens": step * tokens,
-        "tokens_per_second": tokens / watch.lap(),
-      }
-      writer.write(step, values)
-      if step % log_every == 0 or step in (1, steps):
-        shown = ("loss", "gradient_norm", "tokens_per_second")
-        metrics.log_line(step, steps, {k: values[k] for k in shown})
+      batch = sharding.to_global(next(batches), mesh)
+      state, found = step_fn(state, batch)
+      if unread:
+        report(*unread)
+      unread = step, found, batch["tokens"].size, watch.lap()
       advance()
+    if unread:
+      report(*unread)
   return state

@@ -1,6 +1,7 @@
 """One update: gradients of a sum, divided by one global count."""
 
 from collections.abc import Callable, Mapping
+import functools
 from typing import Any
 
 from flax import nnx
@@ -17,6 +18,7 @@ Batch = Mapping[str, jax.Array]
 LossFn = Callable[[Qwen3, Batch], tuple[jax.Array, jax.Array, dict[str, jax.Array]]]
 
 
+@functools.cache
 def next_token_loss(valid_vocab: int) -> LossFn:
   """Cross-entropy in nats at the weighted targets, for SFT and the judge alike."""
 
@@ -77,7 +79,7 @@ def make_train_step(
     metrics = {
       "loss": total / denominator,
       "targets": count,
-      "gradient_norm": optax.global_norm(gradients),
+      "gradient_norm": optax.tree.norm(gradients),
       **{name: value / denominator for name, value in extra.items()},
     }
     return TrainState(state.step + 1, params, opt_state), metrics
@@ -85,10 +87,11 @@ def make_train_step(
   return step
 
 
+@functools.cache
 def make_eval_step(
   graphdef: nnx.GraphDef, loss_fn: LossFn
 ) -> Callable[[nnx.State, Batch], tuple[jax.Array, jax.Array]]:
-  """Builds the jitted `(params, batch) -> sum of losses, sum of weights`."""
+  """Builds the jitted `(params, batch) -> sum of losses, sum of weights`, once for each pair."""
 
   @jax.jit
   def step(params: nnx.State, batch: Batch) -> tuple[jax.Array, jax.Array]:
