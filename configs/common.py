@@ -40,9 +40,6 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
   # JSON Lines of scenes, and of judge pairs; "samples" is the corpus in the package.
   config.data.scenes = "samples"
   config.data.pairs = "samples"
-  # How often an epoch reads the scenes of a language; others are read once. The samples have
-  # one Chinese scene to six English ones.
-  config.data.repeat = ml_collections.ConfigDict({"zh": 2} if tiny else {})
   # Tokens of a row into which trees are packed.
   config.data.length = 384 if tiny else 8192
   # The same for the held-out loss, alike in all stages, and the rows measured together.

@@ -30,9 +30,8 @@ def run(
   scenes = start.load_scenes(config)
   model = start.start_model(config, mesh, scenes)
   pad_id = chat.control_id(chat.PAD, model.tokenizer)
-  train = start.repeated(scenes.train, config)
   rows, counts = loaders.sft_trees(
-    train,
+    scenes.train,
     model.tokenizer,
     config.data.length,
     config.context_weight,
@@ -42,7 +41,7 @@ def run(
   logging.info("SFT data: %s", counts.line())
   if config.short_copies:
     short = loaders.reply_trees(
-      train, model.tokenizer, config.context_weight, config.name_weight
+      scenes.train, model.tokenizer, config.context_weight, config.name_weight
     )
     logging.info("and %d replies behind their names alone", len(short))
     rows += short

@@ -48,11 +48,6 @@ def load_scenes(config: ml_collections.ConfigDict) -> Scenes:
   return split
 
 
-def repeated(scenes: list[Trajectory], config: ml_collections.ConfigDict) -> list[Trajectory]:
-  """The scenes of one epoch: each as often as `config.data.repeat` says for its language."""
-  return [s for s in scenes for _ in range(config.data.repeat.get(s.language, 1))]
-
-
 def load_pairs(config: ml_collections.ConfigDict) -> list[PreferencePair]:
   """Reads `config.data.pairs`."""
   path = samples.PAIRS if config.data.pairs == "samples" else config.data.pairs
@@ -83,8 +78,7 @@ def start_model(
   if config.tokenizer:
     tokenizer = hf_tokenizer.load(config.tokenizer)
   else:
-    texts = _texts(repeated(scenes.train, config))
-    tokenizer = hf_tokenizer.train(texts, config.tokenizer_vocab)
+    tokenizer = hf_tokenizer.train(_texts(scenes.train), config.tokenizer_vocab)
   model = PRESETS[config.model]
   if config.model == "tiny":
     model = dataclasses.replace(model, vocab_size=len(tokenizer))
