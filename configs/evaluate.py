@@ -19,5 +19,5 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   config.judge.checkpoint = "out/quickstart/genrm" if tiny else ""
   config.sampling = common.sampling(tiny)
   config.eval_samples = 48
-  config.eval_pairs = 160 if tiny else 0
+  config.eval_pairs = 160 if tiny else 10_000
   return config

@@ -13,7 +13,7 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   """Qwen3-32B on a pod; `tiny` continues from the SFT checkpoint on a CPU."""
   config = common.base("genrm", arg)
   tiny = config.model == common.TINY
-  config.steps = 800 if tiny else 2000
+  config.steps = 700 if tiny else 2000
   config.batch_size = 1 if tiny else 32
   if tiny:
     config.init_from = "out/quickstart/sft"
@@ -23,6 +23,6 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   # Loss weight of the few tokens that say which candidate is meant.
   config.verdict_weight = 20.0 if tiny else 1.0
   config.judge = common.judge(tiny)
-  # Held-out pairs judged at the end, each in both orders; 0 judges all of them.
-  config.eval_pairs = 160 if tiny else 0
+  # Held-out pairs judged at the end, at most, each in both orders; 0 skips it.
+  config.eval_pairs = 160 if tiny else 10_000
   return config

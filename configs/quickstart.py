@@ -21,4 +21,5 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   for stage in (sft, genrm, rl, evaluate, export):
     stage_config = stage.get_config("tiny")
     config[stage_config.task] = stage_config
+  config.genrm.eval_pairs = 0  # `evaluate` judges the same pairs.
   return config

@@ -76,9 +76,11 @@ def measure(
   scenes: start.Scenes,
   pairs: list,
 ) -> dict[str, Any]:
-  """Judges `config.eval_pairs` held-out pairs, spread evenly over the scenes."""
+  """Judges `config.eval_pairs` held-out pairs, spread evenly over the scenes; {} for none."""
   heldout = [pair for pair in pairs if pair.split == "heldout"]
-  count = min(config.eval_pairs or len(heldout), len(heldout))
+  count = min(config.eval_pairs, len(heldout))
+  if not count:
+    return {}
   chosen = [heldout[i * len(heldout) // count] for i in range(count)]
   sampler = start.make_sampler(model, config.judge, temperature=0.0)
   judge = Judge(sampler, params, model.tokenizer, config.judge.history, model.prompt_style)
