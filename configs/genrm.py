@@ -13,7 +13,7 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   """Qwen3-32B on a pod; `tiny` continues from the SFT checkpoint on a CPU."""
   config = common.base("genrm", arg)
   tiny = config.model == common.TINY
-  config.steps = 700 if tiny else 2000
+  config.steps = 900 if tiny else 2000
   config.batch_size = 1 if tiny else 32
   if tiny:
     config.init_from = "out/quickstart/sft"
