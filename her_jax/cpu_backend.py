@@ -37,7 +37,7 @@ def set_xla_flags() -> None:
   """Turns the fusions of YNNPACK off, unless XLA_FLAGS already says something of them.
 
   XLA hands small matrix products to that library one by one, and a training step of the tiny
-  model takes 1.1 to 1.3 times as long, by machine (`python -m benchmarks.cpu_backend`).
+  model takes 1.0 to 1.3 times as long, by machine (`python -m benchmarks.cpu_backend`).
   """
   flags = os.environ.get("XLA_FLAGS", "")
   if _YNN not in flags:
