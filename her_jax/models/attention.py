@@ -85,8 +85,12 @@ def attention(
   return mixed.transpose(0, 3, 1, 2, 4).reshape(batch, queries, heads, head_dim)
 
 
+@jax.checkpoint
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
   """One block, as plain matrix products: a group's queries lie under one another.
+
+  The scores are computed again for the gradient: kept, they are 4 · block · slots bytes a
+  head and layer, and slower to store and read back than to compute.
 
   Args:
     q: [batch, kv_heads, group, queries, head_dim], scaled.
