@@ -25,8 +25,8 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
     config.sampling.temperature = 1.0
   config.rl = ml_collections.ConfigDict()
   config.rl.steps = 20 if tiny else 400
-  config.rl.prompts_per_step = 8 if tiny else 64
-  config.rl.group_size = 8
+  config.rl.prompts_per_step = 16 if tiny else 64
+  config.rl.group_size = 4 if tiny else 8
   # HER lets the judge decide alone. With False a reply that is no valid turn loses unjudged:
   # broken grammar is not among what the tiny judge was shown.
   config.rl.judge_invalid = not tiny
@@ -39,6 +39,7 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   config.optimizer.warmup_steps = 5
   config.optimizer.weight_decay = 0.0
   config.log_every = 1
-  config.data.length = 1792 if tiny else 32768
+  # A prompt and its group: prompt_length + group_size · (max_new_tokens + 1), at most.
+  config.data.length = 976 if tiny else 32768
   config.eval_samples = 48
   return config

@@ -61,6 +61,30 @@ class Sample:
   valid: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class JudgedPair:
+  """A pair of replies whose winner is known, and what a judge wrote of it.
+
+  Attributes:
+    scene: id of the scene.
+    turn: index of the turn that both replies stand for.
+    speaker: the character who replies.
+    candidate_1: the first reply, as the judge reads it; `candidate_2` likewise.
+    label: who should win: "cand_1", "cand_2" or "tie".
+    winner: who wins by the judgement; None where it could not be read.
+    judgement: the judge's words.
+  """
+
+  scene: str
+  turn: int
+  speaker: str
+  candidate_1: str
+  candidate_2: str
+  label: str
+  winner: str | None
+  judgement: str
+
+
 def write_samples(path: str | os.PathLike[str], samples: Iterable[Sample]) -> None:
   """Writes samples as a JSON list, making the folder if it is missing."""
   path = pathlib.Path(path)
@@ -146,6 +170,23 @@ def print_samples(title: str, samples: Sequence[Sample]) -> None:
   console.print()
 
 
+def print_judgements(title: str, pairs: Sequence[JudgedPair]) -> None:
+  """Prints both replies of each pair, the judgement, and whether it names the right winner."""
+  console = _console()
+  console.rule(Text(_printable(title, console)), style="dim")
+  for pair in pairs:
+    console.print()
+    console.print(_place(pair, console))
+    for name, reply in (("cand_1", pair.candidate_1), ("cand_2", pair.candidate_2)):
+      shown = Text(f"{name}  ", style="dim").append(_layered(reply, None, console))
+      console.print(Padding(shown, (0, 0, 0, 2)))
+    console.print(Padding(Text(_printable(pair.judgement.strip(), console)), (0, 0, 0, 4)))
+    verdict = f"[label {pair.label}, verdict {pair.winner or 'unreadable'}]"
+    style = "green" if pair.winner == pair.label else "red"
+    console.print(Padding(Text(verdict, style=style), (0, 0, 0, 4)))
+  console.print()
+
+
 def print_table(title: str, rows: Iterable[tuple[str, object, str]]) -> None:
   """Prints a table of name, value and note to stdout; None is shown as "not measured"."""
   console = _console()
@@ -203,11 +244,15 @@ def _legend() -> Text:
   return Text("  ").join(Text(name, style=STYLES[kind]) for kind, name in LAYERS.items())
 
 
-def _heading(sample: Sample, console: Console) -> Text:
-  text = Text(_printable(sample.speaker, console), style="bold")
-  text.append(
-    f"  turn {sample.turn} of {_printable(sample.scene, console)}", style="not bold dim"
+def _place(of: Sample | JudgedPair, console: Console) -> Text:
+  text = Text(_printable(of.speaker, console), style="bold")
+  return text.append(
+    f"  turn {of.turn} of {_printable(of.scene, console)}", style="not bold dim"
   )
+
+
+def _heading(sample: Sample, console: Console) -> Text:
+  text = _place(sample, console)
   for fault in faults(sample):
     text.append(f"  [{_printable(fault, console)}]", style="not bold red")
   return text

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from her_jax.evaluation.console import JudgedPair
 from her_jax.rl.judge import Comparison, Judge
 from her_jax.roleplay.judging import swap
 from her_jax.roleplay.schema import PreferencePair, Trajectory
@@ -61,3 +62,28 @@ def evaluate_judge(
     "first_share": mean([winner == "cand_1" for winner in named]),
     "unparsed": sum(winner is None for winner in winners) / max(len(winners), 1),
   }
+
+
+def judged_pairs(
+  judge: Judge, pairs: Sequence[PreferencePair], scenes: Mapping[str, Trajectory]
+) -> list[JudgedPair]:
+  """The judgement on each pair, in the order it is stored in, for people to read."""
+  verdicts = judge.compare(
+    [
+      Comparison(scenes[pair.scene], pair.turn, pair.candidate_1, pair.candidate_2)
+      for pair in pairs
+    ]
+  )
+  return [
+    JudgedPair(
+      scene=pair.scene,
+      turn=pair.turn,
+      speaker=scenes[pair.scene].turns[pair.turn].speaker,
+      candidate_1=pair.candidate_1,
+      candidate_2=pair.candidate_2,
+      label=pair.winner,
+      winner=verdict.winner,
+      judgement=verdict.text or verdict.status,
+    )
+    for pair, verdict in zip(pairs, verdicts, strict=True)
+  ]

@@ -100,9 +100,9 @@ class Sampler:
   def _rows(self, prompts: int) -> int:
     """Rows to compute for so many prompts: half where they fit, and all devices have a share."""
     half, odd = divmod(self.prompts_per_call, 2)
-    return (
-      half if prompts <= half and not (odd or half % jax.device_count()) else 2 * half + odd
-    )
+    if odd or half % jax.device_count() or prompts > half:
+      return self.prompts_per_call
+    return half
 
   def _pad_left(self, prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     tokens = np.full((len(prompts), self.prompt_length), self.pad_id, np.int32)

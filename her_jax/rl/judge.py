@@ -51,11 +51,11 @@ class Judge:
     drawn = self._sampler(self._params, [prompts[i] or [] for i in fitting], n=1, seed=0)
     verdicts = [judging.Verdict(None, "too long")] * len(prompts)
     for i, (completion,) in zip(fitting, drawn, strict=True):
+      text = chat.decode_text(completion.ids, self._tokenizer)
       if completion.finished:
-        text = chat.decode_text(completion.ids, self._tokenizer)
         verdicts[i] = judging.parse_verdict(text)
       else:
-        verdicts[i] = judging.Verdict(None, "truncated")
+        verdicts[i] = judging.Verdict(None, "truncated", text=text)
     return verdicts
 
   def prompt(self, comparison: Comparison) -> list[int] | None:

@@ -66,11 +66,13 @@ class Verdict:
       a lost comparison).
     status: "ok", "unparsed", "truncated" (cut off) or "too long" (the prompt did not fit).
     principles: (name, winner) for each comparison line, in order.
+    text: the whole judgement as it was written.
   """
 
   winner: str | None
   status: str
   principles: tuple[tuple[str, str], ...] = ()
+  text: str = ""
 
 
 def swap(winner: str | None) -> str | None:
@@ -183,11 +185,11 @@ def parse_verdict(text: str) -> Verdict:
     parse_verdict("- Is vivid: cand_1 breaks it, winner cand_2\\nVerdict: cand_2").winner
     == "cand_2"
   """
-  text = re.sub(r"<think>.*?(</think>|\Z)", "", text, flags=re.DOTALL | re.IGNORECASE)
+  said = re.sub(r"<think>.*?(</think>|\Z)", "", text, flags=re.DOTALL | re.IGNORECASE)
   winner, found = None, []
-  for line in text.splitlines():
+  for line in said.splitlines():
     if verdict := _VERDICT.match(line.strip()):
       winner = verdict[1].lower()
     elif comparison := _COMPARISON.match(line.strip()):
       found.append((comparison["name"].strip(), comparison["winner"]))
-  return Verdict(winner, "ok" if winner else "unparsed", tuple(found))
+  return Verdict(winner, "ok" if winner else "unparsed", tuple(found), text)

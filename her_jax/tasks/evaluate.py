@@ -10,7 +10,7 @@ import ml_collections
 from her_jax.evaluation import console
 from her_jax.evaluation import policy as policy_evaluation
 from her_jax.rl import rewards
-from her_jax.rl.judge import Comparison, Judge
+from her_jax.rl.judge import Comparison
 from her_jax.roleplay import judging
 from her_jax.tasks import genrm, start
 from her_jax.tasks.sft import Measure
@@ -72,13 +72,7 @@ def _win_rate(
       Comparison(scene, turn, ours, theirs),
       Comparison(scene, turn, theirs, ours),
     ]
-  judge = Judge(
-    start.make_sampler(judge_model, config.judge, temperature=0.0),
-    judge_model.params,
-    judge_model.tokenizer,
-    config.judge.history,
-    judge_model.prompt_style,
-  )
+  judge = start.make_judge(judge_model, config.judge)
   winners = [verdict.winner for verdict in judge.compare(comparisons)]
   outcomes = [
     rewards.outcome(winners[i : i + 2], ["cand_1", "cand_2"]) for i in range(0, len(winners), 2)

@@ -1,5 +1,6 @@
 """The judge: taught to write judgements of reply pairs, both orders of each."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from absl import logging
@@ -7,9 +8,10 @@ import jax
 import ml_collections
 
 from data_pipeline import loaders
-from her_jax.evaluation.judge import evaluate_judge
-from her_jax.rl.judge import Judge
+from her_jax.evaluation import console
+from her_jax.evaluation.judge import evaluate_judge, judged_pairs
 from her_jax.roleplay import chat
+from her_jax.roleplay.schema import PreferencePair
 from her_jax.tasks import start
 from her_jax.training import checkpoint, loop, metrics
 from her_jax.training import optimizer as optimizers
@@ -51,6 +53,7 @@ def run(
     model.graphdef, optimizer, steps.next_token_loss(len(model.tokenizer)), config.micro_batches
   )
   checkpoint.clear(workdir)
+  _show(config, model, model.params, scenes, pairs, "before")
   with metrics.MetricWriter(workdir) as writer:
     state = loop.fit(
       TrainState.create(model.params, optimizer),
@@ -66,6 +69,7 @@ def run(
   checkpoint.save(
     workdir, config.steps, model.config, state.params, model.tokenizer, model.prompt_style
   )
+  _show(config, model, state.params, scenes, pairs, "after")
   return measure(config, model, state.params, scenes, pairs)
 
 
@@ -74,16 +78,35 @@ def measure(
   model: checkpoint.Checkpoint,
   params: Any,
   scenes: start.Scenes,
-  pairs: list,
+  pairs: Sequence[PreferencePair],
 ) -> dict[str, Any]:
   """Judges `config.eval_pairs` held-out pairs, spread evenly over the scenes; {} for none."""
-  heldout = [pair for pair in pairs if pair.split == "heldout"]
-  count = min(config.eval_pairs, len(heldout))
-  if not count:
+  chosen = _pick(pairs, config.eval_pairs)
+  if not chosen:
     return {}
-  chosen = [heldout[i * len(heldout) // count] for i in range(count)]
-  sampler = start.make_sampler(model, config.judge, temperature=0.0)
-  judge = Judge(sampler, params, model.tokenizer, config.judge.history, model.prompt_style)
+  judge = start.make_judge(model, config.judge, params)
   found = evaluate_judge(judge, chosen, {scene.id: scene for scene in scenes.heldout})
   logging.info("judge on held-out pairs: %s", found)
   return found
+
+
+def _pick(pairs: Sequence[PreferencePair], count: int) -> list[PreferencePair]:
+  """`count` held-out pairs spread evenly over the scenes, the same at every call."""
+  heldout = [pair for pair in pairs if pair.split == "heldout"]
+  count = min(count, len(heldout))
+  return [heldout[i * len(heldout) // count] for i in range(count)]
+
+
+def _show(
+  config: ml_collections.ConfigDict,
+  model: checkpoint.Checkpoint,
+  params: Any,
+  scenes: start.Scenes,
+  pairs: Sequence[PreferencePair],
+  when: str,
+) -> None:
+  """Prints three held-out pairs with the judgement on each."""
+  judge = start.make_judge(model, config.judge, params)
+  shown = judged_pairs(judge, _pick(pairs, 3), {scene.id: scene for scene in scenes.heldout})
+  if jax.process_index() == 0:
+    console.print_judgements(f"GENRM: {when}", shown)

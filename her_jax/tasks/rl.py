@@ -15,7 +15,6 @@ from her_jax import sharding
 from her_jax.errors import ConfigError
 from her_jax.rl import advantages as group_advantages
 from her_jax.rl import monitors, objective
-from her_jax.rl.judge import Judge
 from her_jax.rl.rollout import Group, Rollouts
 from her_jax.roleplay import chat
 from her_jax.tasks import start
@@ -50,13 +49,7 @@ def run(
   judge_model = checkpoint.load(config.judge.checkpoint, mesh, "config.judge.checkpoint")
   tokenizer = policy.tokenizer
   sampler = start.make_sampler(policy, config.sampling, config.sampling.temperature)
-  judge = Judge(
-    start.make_sampler(judge_model, config.judge, temperature=0.0),
-    judge_model.params,
-    judge_model.tokenizer,
-    config.judge.history,
-    judge_model.prompt_style,
-  )
+  judge = start.make_judge(judge_model, config.judge)
   frozen = policy.params
   rollouts = Rollouts(
     sampler,

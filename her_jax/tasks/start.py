@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 import dataclasses
 import pathlib
+from typing import Any
 
 import jax
 import ml_collections
@@ -15,6 +16,7 @@ from her_jax.hf import load as hf_load
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.inference.sampler import Sampler
 from her_jax.models.config import PRESETS
+from her_jax.rl.judge import Judge
 from her_jax.roleplay import chat, judging, principles, prompts, schema
 from her_jax.roleplay.schema import PreferencePair, Trajectory
 from her_jax.training import checkpoint
@@ -108,6 +110,19 @@ def make_sampler(
     pad_id=pad,
     valid_vocab=len(tokenizer),
     temperature=temperature,
+  )
+
+
+def make_judge(
+  model: checkpoint.Checkpoint, settings: ml_collections.ConfigDict, params: Any = None
+) -> Judge:
+  """A judge from a config's `judge` section, with other weights than the model's if given."""
+  return Judge(
+    make_sampler(model, settings, temperature=0.0),
+    model.params if params is None else params,
+    model.tokenizer,
+    settings.history,
+    model.prompt_style,
   )
 
 
