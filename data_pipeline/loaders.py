@@ -129,12 +129,10 @@ def _windows(
   while turns:
     start = turns[0]
     # At least the turn that is answered; more history while half of the row holds it.
-    options = [
-      first
-      for first in range(start + 1)
-      if first >= max(start - 1, 0) or _fits(tree(first, start, start + 1), length // 2)
-    ]
-    made = tree(options[0], start, start + 1)
+    first = max(start - 1, 0)
+    made = tree(first, start, start + 1)
+    while first and _fits(longer := tree(first - 1, start, start + 1), length // 2):
+      first, made = first - 1, longer
     if not _fits(made, length):
       raise ConfigError(
         f"scene {scene.id!r}, turn {start}: sheet, last turn and reply take"
@@ -142,7 +140,7 @@ def _windows(
       )
     done = 1
     for stop in turns[1:]:
-      longer = tree(options[0], start, stop + 1)
+      longer = tree(first, start, stop + 1)
       if not _fits(longer, length):
         break
       made, done = longer, done + 1

@@ -63,8 +63,12 @@ _MISTAKES = {
     ("none.jsonl", "no such file"),
   ),
   "missing checkpoint": (
-    ("--config=configs/rl.py:tiny", "--config.policy={folder}/none"),
-    ("{folder}/none", "--config.policy"),
+    (
+      "--config=configs/rl.py:tiny",
+      "--config.policy={folder}/none",
+      "--config.judge.checkpoint={folder}/no_judge",
+    ),
+    ("{folder}/none", "--config.policy", "{folder}/no_judge", "--config.judge.checkpoint"),
   ),
   "missing init_from": (
     ("--config=configs/genrm.py:tiny", "--config.init_from={folder}/none"),

@@ -26,6 +26,11 @@ def run(
     `policy`: held-out loss and what its sampled replies are like; `judge`: accuracy by kind,
     where a judge is named; `win_rate` against `config.baseline`, where that is named too.
   """
+  judged = {
+    "config.judge.checkpoint": config.judge.checkpoint,
+    "config.baseline": config.baseline,
+  }
+  checkpoint.require({"config.policy": config.policy} | {k: v for k, v in judged.items() if v})
   scenes = start.load_scenes(config)
   policy = checkpoint.load(config.policy, mesh, "config.policy")
   found: dict[str, Any] = {

@@ -52,7 +52,7 @@ def run(
   step_fn = steps.make_train_step(
     model.graphdef, optimizer, steps.next_token_loss(len(model.tokenizer)), config.micro_batches
   )
-  checkpoint.clear(workdir)
+  checkpoint.clear(workdir, config.init_from)
   _show(config, model, model.params, scenes, pairs, "before")
   with metrics.MetricWriter(workdir) as writer:
     state = loop.fit(

@@ -44,6 +44,10 @@ def run(
     raise ConfigError(
       "reinforcement learning samples on one host for now; run it on a single TPU VM"
     )
+  sources = {
+    "config.policy": config.policy, "config.judge.checkpoint": config.judge.checkpoint
+  }  # fmt: skip
+  checkpoint.require(sources)
   scenes = start.load_scenes(config)
   policy = checkpoint.load(config.policy, mesh, "config.policy")
   judge_model = checkpoint.load(config.judge.checkpoint, mesh, "config.judge.checkpoint")
@@ -76,7 +80,7 @@ def run(
   measure = Measure(config, workdir, mesh, policy, scenes)
   group_means: list[list[float]] = []
 
-  checkpoint.clear(workdir)
+  checkpoint.clear(workdir, *sources.values())
   with metrics.MetricWriter(workdir) as writer, metrics.progress("RL", rl.steps) as advance:
     before = measure(frozen, "before")
     watch = metrics.Stopwatch()

@@ -5,7 +5,7 @@ workdir/checkpoints/300/meta/      step, model and prompt style, JSON
 workdir/tokenizer/                 Hugging Face folder
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
 import shutil
@@ -19,6 +19,7 @@ from orbax.checkpoint import v1 as ocp
 from transformers import PreTrainedTokenizerBase
 
 from her_jax import sharding
+from her_jax.errors import ConfigError
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.models.config import ModelConfig
 from her_jax.models.qwen3 import abstract_model
@@ -63,10 +64,41 @@ def save(
     )
 
 
-def clear(workdir: str) -> None:
-  """Removes checkpoints of an earlier run in this workdir."""
+def clear(workdir: str, *sources: str) -> None:
+  """Removes checkpoints of an earlier run in this workdir.
+
+  Args:
+    sources: workdirs that this run started from.
+
+  Raises:
+    ConfigError: one of them is `workdir` itself; nothing is removed.
+  """
+  if any(source and _folder(source) == _folder(workdir) for source in sources):
+    raise ConfigError(
+      f"--workdir={workdir} holds the checkpoint that this run starts from, and a run clears"
+      f" the checkpoints of its workdir; choose another folder"
+    )
   if jax.process_index() == 0:
     shutil.rmtree(_folder(workdir), ignore_errors=True)
+
+
+def require(places: Mapping[str, str]) -> None:
+  """Checks that there is a checkpoint in each of several workdirs.
+
+  Args:
+    places: the config field that names a workdir -> the workdir.
+
+  Raises:
+    MissingCheckpoint: one message for all that are missing.
+  """
+  missing = [
+    f"no checkpoint under {_folder(place).as_posix() if place else 'an empty path'!r}, which"
+    f" {field} names; run the stage that writes it first, or point --{field} at its workdir"
+    for field, place in places.items()
+    if not _steps(place)
+  ]
+  if missing:
+    raise MissingCheckpoint("\n".join(missing))
 
 
 def load(workdir: str, mesh: jax.sharding.Mesh, what: str) -> Checkpoint:
@@ -78,14 +110,8 @@ def load(workdir: str, mesh: jax.sharding.Mesh, what: str) -> Checkpoint:
   Raises:
     MissingCheckpoint: there is none; the message says which stage writes it.
   """
-  folder = _folder(workdir)
-  steps = [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.exists() else []
-  if not workdir or not steps:
-    raise MissingCheckpoint(
-      f"no checkpoint under {folder.as_posix() if workdir else 'an empty path'!r}, which"
-      f" {what} names; run the stage that writes it first, or point --{what} at its workdir"
-    )
-  path = folder / str(max(steps))
+  require({what: workdir})
+  path = _folder(workdir) / str(max(_steps(workdir)))
   with _quiet():
     meta = ocp.load_checkpointables(path.as_posix(), {"meta": None})["meta"]
   config = ModelConfig(**meta["model"])
@@ -108,6 +134,13 @@ def load(workdir: str, mesh: jax.sharding.Mesh, what: str) -> Checkpoint:
 def _folder(workdir: str) -> epath.Path:
   """Where the checkpoints of a workdir lie; Orbax takes absolute paths alone."""
   return epath.Path(workdir).resolve() / "checkpoints"
+
+
+def _steps(workdir: str) -> list[int]:
+  folder = _folder(workdir)
+  if not workdir or not folder.exists():
+    return []
+  return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from her_jax import sharding
+from her_jax.errors import ConfigError
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.models.config import ModelConfig
 from her_jax.training import checkpoint
@@ -154,3 +155,21 @@ def test_the_layout_on_disk(saved):
   workdir = pathlib.Path(saved[0])
   assert (workdir / "checkpoints" / "7" / "params").is_dir()
   assert (workdir / "tokenizer" / "tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize("same", ["{}", "{}/", "{}/../{name}"])
+def test_a_run_does_not_clear_what_it_starts_from(saved, same):
+  workdir, params = saved
+  source = same.format(workdir, name=pathlib.Path(workdir).name)
+  with pytest.raises(ConfigError, match="choose another folder"):
+    checkpoint.clear(workdir, "", source)
+  _assert_equal(checkpoint.load(workdir, _mesh(1), "config.policy").params, params)
+
+
+def test_all_that_is_missing_is_named_at_once(saved, tmp_path):
+  places = {"config.policy": saved[0], "config.baseline": "", "config.judge": str(tmp_path)}
+  with pytest.raises(checkpoint.MissingCheckpoint) as error:
+    checkpoint.require(places)
+  one, two = str(error.value).splitlines()
+  assert "--config.baseline" in one and "empty path" in one
+  assert "--config.judge" in two and str(tmp_path) in two
