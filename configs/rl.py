@@ -25,6 +25,9 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
     config.sampling.temperature = 1.0
   config.rl = ml_collections.ConfigDict()
   config.rl.steps = 20 if tiny else 400
+  # Turns that the policy answers, spread over the training scenes; 0: all. The tiny set is gone
+  # through five times, so that the last fifth of the steps answers the turns of the first.
+  config.rl.prompts = 64 if tiny else 0
   config.rl.prompts_per_step = 16 if tiny else 64
   config.rl.group_size = 4 if tiny else 8
   # HER lets the judge decide alone. With False a reply that is no valid turn loses unjudged:

@@ -75,6 +75,7 @@ def write_report(workdir: str | os.PathLike[str], summary: dict[str, Any]) -> pa
   """
   workdir = pathlib.Path(workdir)
   rows = {stage: _read_rows(workdir / stage) for stage in ("sft", "genrm", "rl")}
+  _add_heldout(rows["sft"], summary)
   path = workdir / "evaluate" / "evaluation.json"
   evaluation = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
   template = _environment().get_template("report.html.jinja")
@@ -112,6 +113,14 @@ def _read_rows(stage: pathlib.Path) -> Rows:
   path = stage / "metrics.jsonl"
   lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
   return [json.loads(line) for line in lines]
+
+
+def _add_heldout(rows: Rows, summary: dict[str, Any]) -> None:
+  """Puts the held-out losses of the summary at both ends of the curve, unless it has its own."""
+  for at, when in ((0, "before"), (-1, "after")):
+    loss = summary.get(f"sft_heldout_loss_{when}")
+    if rows and console.is_measured(loss):
+      rows[at].setdefault("heldout_loss", loss)
 
 
 def _facts(rows: Rows) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What to watch in reinforcement learning: rewards, collapse, and signs of hacking."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 import hashlib
 
 from flax import nnx
@@ -40,14 +40,16 @@ def rollout_metrics(groups: Sequence[Group], advantages: np.ndarray) -> dict[str
 
 
 def reward_gain(
-  group_means: Sequence[Sequence[float]],
+  steps: Sequence[Sequence[tuple[Hashable, float]]],
 ) -> tuple[float, float, float]:
   """Mean reward of the first and the last fifth of the steps, and their difference's error.
 
-  The prompt groups are the independent units: completions of one prompt share a baseline.
+  The prompts are the independent units: completions of one prompt share a baseline. Where
+  both fifths answer the same prompts the error is that of the mean difference within a
+  prompt, which leaves out that some prompts are easier than others.
 
   Args:
-    group_means: for each step, the mean reward of each of its groups.
+    steps: for each step, each of its groups as (prompt, mean reward).
 
   Returns:
     first, last, standard error of (last − first).
@@ -55,13 +57,20 @@ def reward_gain(
   Raises:
     ValueError: fewer than five steps.
   """
-  if len(group_means) < 5:
-    raise ValueError(f"{len(group_means)} steps have no first and last fifth")
-  fifth = len(group_means) // 5
-  first = np.concatenate([np.asarray(m, np.float64) for m in group_means[:fifth]])
-  last = np.concatenate([np.asarray(m, np.float64) for m in group_means[-fifth:]])
-  error = np.sqrt(first.var(ddof=1) / first.size + last.var(ddof=1) / last.size)
-  return float(first.mean()), float(last.mean()), float(error)
+  if len(steps) < 5:
+    raise ValueError(f"{len(steps)} steps have no first and last fifth")
+  fifth = len(steps) // 5
+  first, last = (
+    [group for step in part for group in step] for part in (steps[:fifth], steps[-fifth:])
+  )
+  rewards = [np.asarray([reward for _, reward in part]) for part in (first, last)]
+  before, after = dict(first), dict(last)
+  if before.keys() == after.keys() and len(before) == len(first) == len(last):
+    gains = np.asarray([after[prompt] - before[prompt] for prompt in before])
+    error = np.sqrt(gains.var(ddof=1) / gains.size)
+  else:
+    error = np.sqrt(sum(part.var(ddof=1) / part.size for part in rewards))
+  return float(rewards[0].mean()), float(rewards[1].mean()), float(error)
 
 
 def fingerprint(params: nnx.State) -> str:

@@ -95,23 +95,23 @@ class Rollouts:
     self._seed = seed
     self._style = style
     self._judge_invalid = judge_invalid
+    self._opponents: dict[tuple[str, int], _Reply] = {}
 
   def __call__(
     self, params: nnx.State, turns: Sequence[tuple[Trajectory, int]], step: int
   ) -> list[Group]:
-    """One group for each turn, sampled with `params`; `step` makes the draws its own."""
+    """One group for each turn, sampled with `params`; `step` makes the draws its own.
+
+    The frozen copy answers a turn once: whenever the turn comes again, the policy meets the
+    same reply.
+    """
     prompts = [
       chat.render_prompt(scene, turn, self._tokenizer, self._sampler.prompt_length, self._style)
       for scene, turn in turns
     ]
     seed = (self._seed * 1_000_003 + step) * 2
     drawn = self._sampler(params, prompts, n=self._group_size, seed=seed)
-    opponents = [
-      self._reply(turn, group[0])
-      for turn, group in zip(
-        turns, self._sampler(self._baseline_params, prompts, n=1, seed=seed + 1), strict=True
-      )
-    ]
+    opponents = self._baselines(turns, prompts, seed + 1)
     replies = [
       [self._reply(turn, completion) for completion in group]
       for turn, group in zip(turns, drawn, strict=True)
@@ -127,6 +127,23 @@ class Rollouts:
       )
       for i, (scene, turn) in enumerate(turns)
     ]
+
+  def _baselines(
+    self,
+    turns: Sequence[tuple[Trajectory, int]],
+    prompts: Sequence[list[int]],
+    seed: int,
+  ) -> list[_Reply]:
+    """The frozen copy's reply to each turn; only those it has not answered yet are sampled."""
+    keys = [(scene.id, turn) for scene, turn in turns]
+    # By key, so that a turn which comes twice in one step is answered once.
+    new = {key: i for i, key in enumerate(keys) if key not in self._opponents}
+    drawn = self._sampler(
+      self._baseline_params, [prompts[i] for i in new.values()], n=1, seed=seed
+    )
+    for (key, i), (completion,) in zip(new.items(), drawn, strict=True):
+      self._opponents[key] = self._reply(turns[i], completion)
+    return [self._opponents[key] for key in keys]
 
   def _compare(
     self,

@@ -13,6 +13,7 @@ import numpy as np
 from data_pipeline import loaders, trees
 from her_jax import sharding
 from her_jax.errors import ConfigError
+from her_jax.evaluation import policy as policy_evaluation
 from her_jax.rl import advantages as group_advantages
 from her_jax.rl import monitors, objective
 from her_jax.rl.rollout import Group, Rollouts
@@ -66,7 +67,8 @@ def run(
     style=policy.prompt_style,
     judge_invalid=rl.judge_invalid,
   )
-  turns = [(scene, turn) for scene in scenes.train for turn in scene.trained_turns()]
+  count = rl.prompts or sum(len(scene.trained_turns()) for scene in scenes.train)
+  turns = policy_evaluation.pick_turns(scenes.train, count)
   stream = loaders.prompt_stream(turns, batch_size=rl.prompts_per_step, seed=config.seed)
   optimizer, schedule = optimizers.build(config.optimizer, rl.steps * rl.updates_per_step)
   loss_fn = objective.clipped_policy_loss(
@@ -78,7 +80,7 @@ def run(
   step_fn = steps.make_train_step(policy.graphdef, optimizer, loss_fn, config.micro_batches)
   state = TrainState.create(frozen, optimizer)
   measure = Measure(config, workdir, mesh, policy, scenes)
-  group_means: list[list[float]] = []
+  rewards: list[list[tuple[tuple[str, int], float]]] = []
 
   checkpoint.clear(workdir, *sources.values())
   with metrics.MetricWriter(workdir) as writer, metrics.progress("RL", rl.steps) as advance:
@@ -98,7 +100,9 @@ def run(
       values |= {k: float(np.mean([u[k] for u in updates])) for k in updates[0]}
       if not all(np.isfinite(u["loss"]) for u in updates):
         raise loop.NotFinite(f"RL: the loss of step {step} is no longer a number")
-      group_means.append([float(np.mean([r.reward for r in g.rollouts])) for g in groups])
+      rewards.append(
+        [((g.scene.id, g.turn), float(np.mean([r.reward for r in g.rollouts]))) for g in groups]
+      )
       values |= {"learning_rate": float(schedule((step - 1) * rl.updates_per_step))}
       values |= _speed(groups, watch.lap())
       writer.write(step, values)
@@ -115,7 +119,7 @@ def run(
   found |= {f"{k}_after": v for k, v in after.items()}
   first = last = error = None
   if rl.steps >= 5:
-    first, last, error = monitors.reward_gain(group_means)
+    first, last, error = monitors.reward_gain(rewards)
     logging.info("reward %.3f -> %.3f, standard error %.3f", first, last, error)
   return found | {
     "reward_first_fifth": first,

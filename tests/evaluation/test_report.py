@@ -202,6 +202,26 @@ def test_replies_to_one_turn_stand_side_by_side_in_their_layers(whole):
     assert texts.count(console.LAYERS[kind]) == 2, "one legend for each list"
 
 
+def test_a_few_replies_are_shown_and_all_can_be_unfolded(workdir):
+  many = [sample("Sit.", turn=turn) for turn in range(20)]
+  for side in ("before", "after"):
+    console.write_samples(workdir / "rl" / "samples" / f"{side}.json", many)
+  page = read_page(workdir)[1]
+  folded = [e for e in page.elements if e["tag"] == "details"]
+  assert ["All 20 turns" in e["text"] for e in folded] == [True]
+  labels = [e["aria-label"] for e in page.all(tag="article")][2:]
+  assert labels[:6] == [f"Una, turn {turn}" for turn in (0, 3, 6, 9, 12, 15)]
+  assert labels[6:] == [f"Una, turn {turn}" for turn in range(20)]
+
+
+def test_without_a_held_out_loss_its_curve_says_so(workdir):
+  write_metrics(workdir, "sft", [{"loss": 2.0 - i / 50} for i in range(30)])
+  page = read_page(
+    workdir, SUMMARY | {"sft_heldout_loss_before": None, "sft_heldout_loss_after": None}
+  )[1]
+  assert "held out: not measured" in page.all(tag="svg")[0]["aria-label"]
+
+
 def test_untrusted_text_is_escaped(workdir):
   path = workdir / "rl" / "samples" / "after.json"
   console.write_samples(path, [sample("Hm.", scene=EVIL, speaker=EVIL, heard=EVIL)])
@@ -271,7 +291,7 @@ def test_missing_parts_leave_the_rest_standing(workdir):
   page = read_page(workdir)[1]
   alts = [svg["aria-label"] for svg in page.all(tag="svg")]
   assert len(alts) == 4, "losses, reward and validity"
-  assert "held out: not measured" in alts[0]
+  assert "held out: 6.21 at step 1, 1.66 at 30" in alts[0]
   assert "mean reward: 0.5 at step 1" in alts[2]
   assert "whole turns: not measured; cut off: 0.1" in alts[3]
   sides = [" ".join(e["text"].split()) for e in page.all(class_="side")]

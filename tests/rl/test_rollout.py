@@ -86,3 +86,23 @@ def test_an_empty_reply_loses_unjudged(judge_invalid):
 def test_a_reply_cut_off_is_not_valid_and_does_not_count():
   rollout, _ = _outcome(WHOLE, WHOLE, judge_invalid=False, finished=False)
   assert not rollout.valid and not rollout.counted
+
+
+def test_the_frozen_copy_answers_a_turn_once():
+  words, asked = _Words(), []
+
+  def sampler(params, prompts, *, n, seed):
+    asked.extend(prompts)
+    return [
+      [Completion([words.id(f"{PLAN}{NAME}: Reply {seed}.")], [0.0], True)] for _ in prompts
+    ]
+
+  rollouts = Rollouts(
+    sampler, None, _LaterWins(), words, group_size=1, orders=2, seed=0, style="brief"
+  )
+  one, two, three = ((SCENE, turn) for turn in SCENE.trained_turns()[:3])
+  first = rollouts._baselines([one, two, one], [[1], [2], [1]], seed=1)
+  later = rollouts._baselines([two, three, one], [[2], [3], [1]], seed=9)
+  assert sorted(asked) == [[1], [2], [3]]
+  assert first[0] == first[2] == later[2] and first[1] == later[0]
+  assert "Reply 9" in later[1].text and "Reply 1" in later[0].text
