@@ -17,6 +17,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 from etils import epath
 import jax
+import ml_collections
 from ml_collections import config_flags
 
 from her_jax import cpu_backend, distributed, sharding
@@ -49,6 +50,10 @@ def main(argv: Sequence[str]) -> None:
   if config.task not in TASKS:
     raise app.UsageError(f"no task {config.task!r}; there are {', '.join(TASKS)}")
 
+  if config.seed < 0:
+    raise ConfigError(f"config.seed is {config.seed}; it must be 0 or more")
+  _refuse_own_inputs(config, workdir)
+
   cpu_backend.tune()
   jax.config.update("jax_num_cpu_devices", config.cpu_devices)
   distributed.initialize()
@@ -67,6 +72,18 @@ def main(argv: Sequence[str]) -> None:
   task = importlib.import_module(f"her_jax.tasks.{config.task}")
   with jax.set_mesh(mesh):
     task.run(config, workdir, mesh)
+
+
+def _refuse_own_inputs(config: ml_collections.ConfigDict, workdir: str) -> None:
+  """A run writes into its workdir, and clears checkpoints there: not where it reads from."""
+  for field in ("init_from", "policy", "baseline", "tokenizer", "judge.checkpoint"):
+    section, _, name = field.rpartition(".")
+    source = (config.get(section, {}) if section else config).get(name)
+    if source and os.path.realpath(source) == os.path.realpath(workdir):
+      raise ConfigError(
+        f"--workdir={workdir} is the folder that config.{field} names: the run would overwrite"
+        f" what it starts from; choose another folder"
+      )
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:

@@ -130,9 +130,10 @@ def test_a_stage_alone_repeats_the_chains_bit_for_bit(chain, tmp_path):
   assert any(row["gradient_norm"] > 0 for row in _scalars(folder / "rl")), "nothing was learnt"
 
 
-def test_evaluation_without_pairs_leaves_the_judge_out(chain, tmp_path):
+def test_evaluation_of_one_reply_and_no_pairs_leaves_the_judge_out(chain, tmp_path):
   folder, _ = chain
   places = {"policy": folder / "rl", "baseline": "", "judge.checkpoint": folder / "genrm"}
-  _run("configs/evaluate.py:tiny", tmp_path, _EVALUATE | places | {"eval_pairs": 0})
+  few = {"eval_pairs": 0, "eval_samples": 1}
+  _run("configs/evaluate.py:tiny", tmp_path, _EVALUATE | places | few)
   found = json.loads((tmp_path / "evaluation.json").read_text())
   assert found["judge"] == {} and "win_rate" not in found

@@ -86,6 +86,23 @@ _MISTAKES = {
     (_SFT, *_QUICK, "--config.data.length=32"),
     ("data.length = 32", "raise it"),
   ),
+  "a negative seed": ((_SFT, "--config.seed=-1"), ("config.seed is -1",)),
+  "a workdir that is the start": (
+    (_SFT, "--config.init_from={folder}/out"),
+    ("config.init_from", "choose another folder"),
+  ),
+  "a workdir that is the judge": (
+    ("--config=configs/rl.py:tiny", "--config.judge.checkpoint={folder}/../{name}/out"),
+    ("config.judge.checkpoint", "choose another folder"),
+  ),
+  "no prompts": (
+    ("--config=configs/rl.py:tiny", "--config.rl.prompts_per_step=0"),
+    ("rl.prompts_per_step is 0", "at least 1"),
+  ),
+  "rows that micro-batches do not divide": (
+    (_SFT, *_QUICK, "--config.micro_batches=3"),
+    ("2 rows", "micro_batches = 3"),
+  ),
   "a mesh that does not fit": ((_SFT, *_QUICK, "--config.mesh.tensor=3"), ("tensor=3",)),
   "a model that is too large": (
     ("--config=configs/sft.py:qwen3-32b",),
@@ -106,7 +123,7 @@ def _assert_one_message(done: subprocess.CompletedProcess, *parts: str) -> None:
 @pytest.mark.parametrize("mistake", _MISTAKES)
 def test_a_mistake_gives_one_clear_message(mistake, tmp_path):
   arguments, parts = _MISTAKES[mistake]
-  put = lambda text: text.replace("{folder}", str(tmp_path))
+  put = lambda text: text.replace("{folder}", str(tmp_path)).replace("{name}", tmp_path.name)
   done = _run(*map(put, arguments), workdir=tmp_path / "out")
   _assert_one_message(done, *map(put, parts))
   assert not (tmp_path / "out" / "checkpoints").exists()

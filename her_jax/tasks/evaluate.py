@@ -40,7 +40,7 @@ def run(
     model = checkpoint.load(config.judge.checkpoint, mesh, "config.judge.checkpoint")
     pairs = start.load_pairs(config)
     found["judge"] = genrm.measure(config, model, model.params, scenes, pairs)
-    if config.baseline:
+    if config.baseline and config.eval_samples:
       found["win_rate"] = _win_rate(config, mesh, policy, model, scenes)
   if jax.process_index() == 0:
     (epath.Path(workdir) / "evaluation.json").write_text(json.dumps(found, indent=2))

@@ -36,6 +36,9 @@ def run(
     and the held-out measures before and after.
   """
   rl = config.rl
+  for name in ("steps", "prompts_per_step", "group_size", "updates_per_step"):
+    if rl[name] < 1:
+      raise ConfigError(f"rl.{name} is {rl[name]}; it must be at least 1")
   if rl.prompts_per_step % rl.updates_per_step:
     raise ConfigError(
       f"rl.prompts_per_step = {rl.prompts_per_step} cannot be split into"

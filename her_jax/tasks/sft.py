@@ -120,7 +120,7 @@ class Measure:
     if jax.process_index() == 0:
       console.write_samples(f"{self._workdir}/samples/{when}.json", samples)
       console.print_samples(
-        f"{self._config.task.upper()}: {when}", samples[:: len(samples) // 3][:3]
+        f"{self._config.task.upper()}: {when}", samples[:: max(len(samples) // 3, 1)][:3]
       )
     return found
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from her_jax.errors import ConfigError
 from her_jax.models.qwen3 import Qwen3
 from her_jax.training import losses
 from her_jax.training.state import TrainState
@@ -47,7 +48,8 @@ def make_train_step(
 
   Returns:
     step(state, batch) -> state and metrics: `loss`, `targets` (the sum of weights),
-    `gradient_norm`, and the means of what `loss_fn` adds.
+    `gradient_norm`, and the means of what `loss_fn` adds. It raises ConfigError where
+    `micro_batches` does not divide the rows.
   """
 
   def sums(params: nnx.State, batch: Batch) -> tuple[jax.Array, tuple[jax.Array, dict]]:
@@ -58,6 +60,9 @@ def make_train_step(
     value_and_grad = jax.value_and_grad(sums, has_aux=True)
     if micro_batches == 1:
       return value_and_grad(params, batch)
+    rows = len(batch["tokens"])
+    if rows % micro_batches:
+      raise ConfigError(f"{rows} rows cannot be split into micro_batches = {micro_batches}")
     parts = jax.tree.map(lambda x: x.reshape(micro_batches, -1, *x.shape[1:]), dict(batch))
     zeros = jax.tree.map(
       lambda s: jnp.zeros(s.shape, s.dtype),
