@@ -8,6 +8,8 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -qq --disable-pip-version-check
 PINS := requirements-pinned.txt
 PYTEST_ARGS ?=
+# Two workers, a file in one of them; PYTEST_ARGS="-n 0" runs all in one process, for a debugger.
+PYTEST := $(PY) -m pytest -n 2 --dist loadfile
 
 # Pythons to try in this order for the environment, unless PYTHON is given.
 ifeq ($(strip $(PYTHON)),)
@@ -35,10 +37,10 @@ quickstart: $(BASE)  ## run the whole chain on a tiny model; results in out/quic
 	$(PY) -m her_jax.main --config=configs/quickstart.py --workdir=out/quickstart
 
 test: $(TEST)  ## run all tests (PYTEST_ARGS="-k name" to choose)
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-fast: $(TEST)  ## run the tests that are not marked slow
-	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 lint: $(TEST)  ## check style, format and types
 	$(PY) -m ruff check .

@@ -169,7 +169,8 @@ def judge_trees(
       orders: they, and no others, say which candidate is meant.
 
   Raises:
-    ConfigError: a pair is longer than `length`, or names a scene that is not given.
+    ConfigError: a pair is longer than `length`, names a scene that is not given, or its winner
+      is not the one that follows from its violations.
   """
   by_id = {scene.id: scene for scene in scenes}
   rows, counts = [], Counts()
@@ -178,6 +179,12 @@ def judge_trees(
     if pair.scene not in by_id:
       raise ConfigError(
         f"pair {pair.id!r} names scene {pair.scene!r}, which is not in the data"
+      )
+    told = judging.decide(pair.violates_1, pair.violates_2)
+    if told != pair.winner:
+      raise ConfigError(
+        f"pair {pair.id!r}: the winner is {pair.winner}, but by violates_1 and violates_2 it is"
+        f" {told}; the judge is taught by these, so make them agree"
       )
     scene = by_id[pair.scene]
     context = judging.context_ids(scene, pair.turn, tokenizer, history, style)

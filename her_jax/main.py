@@ -28,6 +28,11 @@ from her_jax.training.loop import NotFinite
 
 TASKS = ("sft", "genrm", "rl", "evaluate", "export", "quickstart")
 
+# What a user can mend: shown as a message, without a traceback.
+_EXPECTED = (
+  DataError, ConfigError, NotFinite, FileNotFoundError, FileExistsError, NotADirectoryError,
+)  # fmt: skip
+
 _CONFIG = config_flags.DEFINE_config_file(
   "config", None, "Path of a config, with a preset after a colon: configs/rl.py:tiny"
 )
@@ -108,7 +113,7 @@ def run() -> None:
   logging.set_verbosity(logging.INFO)
   try:
     app.run(main, flags_parser=parse_flags)
-  except (DataError, ConfigError, FileNotFoundError, NotFinite) as error:
+  except _EXPECTED as error:
     print(f"her_jax: {error}", file=sys.stderr)
     sys.exit(1)
 

@@ -99,6 +99,18 @@ _MISTAKES = {
     ("--config=configs/rl.py:tiny", "--config.rl.prompts_per_step=0"),
     ("rl.prompts_per_step is 0", "at least 1"),
   ),
+  "a group of one": (
+    ("--config=configs/rl.py:tiny", "--config.rl.group_size=1"),
+    ("rl.group_size is 1", "at least 2"),
+  ),
+  "a group that is too long": (
+    ("--config=configs/rl.py:tiny", "--config.rl.group_size=5"),
+    ("data.length is 976", "1157"),
+  ),
+  "no temperature": (
+    ("--config=configs/rl.py:tiny", "--config.sampling.temperature=0.0"),
+    ("sampling.temperature is 0.0",),
+  ),
   "rows that micro-batches do not divide": (
     (_SFT, *_QUICK, "--config.micro_batches=3"),
     ("2 rows", "micro_batches = 3"),

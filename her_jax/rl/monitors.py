@@ -41,7 +41,7 @@ def rollout_metrics(groups: Sequence[Group], advantages: np.ndarray) -> dict[str
 
 def reward_gain(
   steps: Sequence[Sequence[tuple[Hashable, float]]],
-) -> tuple[float, float, float]:
+) -> tuple[float, float, float | None]:
   """Mean reward of the first and the last fifth of the steps, and their difference's error.
 
   The prompts are the independent units: completions of one prompt share a baseline. Where
@@ -52,7 +52,7 @@ def reward_gain(
     steps: for each step, each of its groups as (prompt, mean reward).
 
   Returns:
-    first, last, standard error of (last − first).
+    first, last, standard error of (last − first); None for a single prompt.
 
   Raises:
     ValueError: fewer than five steps.
@@ -63,14 +63,25 @@ def reward_gain(
   first, last = (
     [group for step in part for group in step] for part in (steps[:fifth], steps[-fifth:])
   )
-  rewards = [np.asarray([reward for _, reward in part]) for part in (first, last)]
-  before, after = dict(first), dict(last)
-  if before.keys() == after.keys() and len(before) == len(first) == len(last):
+  before, after = _by_prompt(first), _by_prompt(last)
+  if before.keys() == after.keys():
     gains = np.asarray([after[prompt] - before[prompt] for prompt in before])
-    error = np.sqrt(gains.var(ddof=1) / gains.size)
+    parts = [gains]
   else:
-    error = np.sqrt(sum(part.var(ddof=1) / part.size for part in rewards))
-  return float(rewards[0].mean()), float(rewards[1].mean()), float(error)
+    parts = [np.asarray(list(means.values())) for means in (before, after)]
+  error = None
+  if min(part.size for part in parts) > 1:
+    error = float(np.sqrt(sum(part.var(ddof=1) / part.size for part in parts)))
+  means = [float(np.mean([reward for _, reward in part])) for part in (first, last)]
+  return means[0], means[1], error
+
+
+def _by_prompt(groups: Sequence[tuple[Hashable, float]]) -> dict[Hashable, float]:
+  """The mean of each prompt's groups."""
+  found: dict[Hashable, list[float]] = {}
+  for prompt, reward in groups:
+    found.setdefault(prompt, []).append(reward)
+  return {prompt: float(np.mean(rewards)) for prompt, rewards in found.items()}
 
 
 def fingerprint(params: nnx.State) -> str:

@@ -7,6 +7,7 @@ import random
 from flax import nnx
 from transformers import PreTrainedTokenizerBase
 
+from her_jax.errors import ConfigError
 from her_jax.inference.sampler import Completion, Sampler
 from her_jax.rl import rewards
 from her_jax.rl.judge import Comparison, Judge
@@ -85,7 +86,7 @@ class Rollouts:
       judge_invalid: False: a reply that is no valid turn loses unjudged, as an empty one does.
     """
     if orders not in (1, 2):
-      raise ValueError(f"judge.orders is {orders}; it must be 1 or 2")
+      raise ConfigError(f"judge.orders is {orders}; it must be 1 or 2")
     self._sampler = sampler
     self._baseline_params = baseline_params
     self._judge = judge

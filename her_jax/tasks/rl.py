@@ -36,14 +36,7 @@ def run(
     and the held-out measures before and after.
   """
   rl = config.rl
-  for name in ("steps", "prompts_per_step", "group_size", "updates_per_step"):
-    if rl[name] < 1:
-      raise ConfigError(f"rl.{name} is {rl[name]}; it must be at least 1")
-  if rl.prompts_per_step % rl.updates_per_step:
-    raise ConfigError(
-      f"rl.prompts_per_step = {rl.prompts_per_step} cannot be split into"
-      f" rl.updates_per_step = {rl.updates_per_step} equal parts"
-    )
+  _check(config)
   if jax.process_count() > 1:
     raise ConfigError(
       "reinforcement learning samples on one host for now; run it on a single TPU VM"
@@ -85,9 +78,9 @@ def run(
   measure = Measure(config, workdir, mesh, policy, scenes)
   rewards: list[list[tuple[tuple[str, int], float]]] = []
 
-  checkpoint.clear(workdir, *sources.values())
   with metrics.MetricWriter(workdir) as writer, metrics.progress("RL", rl.steps) as advance:
     before = measure(frozen, "before")
+    checkpoint.clear(workdir, *sources.values())
     watch = metrics.Stopwatch()
     for step in range(1, rl.steps + 1):
       groups = rollouts(state.params, next(stream), step)
@@ -123,12 +116,41 @@ def run(
   first = last = error = None
   if rl.steps >= 5:
     first, last, error = monitors.reward_gain(rewards)
-    logging.info("reward %.3f -> %.3f, standard error %.3f", first, last, error)
+    logging.info("reward %.3f -> %.3f, standard error %s", first, last, error)
   return found | {
     "reward_first_fifth": first,
     "reward_last_fifth": last,
     "reward_standard_error": error,
   }
+
+
+def _check(config: ml_collections.ConfigDict) -> None:
+  """Refuses at once what would fail, or learn nothing, after hours."""
+  rl, sampling = config.rl, config.sampling
+  for name in ("steps", "prompts_per_step", "updates_per_step"):
+    if rl[name] < 1:
+      raise ConfigError(f"rl.{name} is {rl[name]}; it must be at least 1")
+  if rl.group_size < 2:
+    raise ConfigError(
+      f"rl.group_size is {rl.group_size}; a reply is measured by the others of its group, so it"
+      f" must be at least 2"
+    )
+  if sampling.temperature <= 0:
+    raise ConfigError(
+      f"sampling.temperature is {sampling.temperature}; equal replies teach nothing, so it must"
+      f" be above 0"
+    )
+  if rl.prompts_per_step % rl.updates_per_step:
+    raise ConfigError(
+      f"rl.prompts_per_step = {rl.prompts_per_step} cannot be split into"
+      f" rl.updates_per_step = {rl.updates_per_step} equal parts"
+    )
+  longest = sampling.prompt_length + rl.group_size * (sampling.max_new_tokens + 1)
+  if longest > config.data.length:
+    raise ConfigError(
+      f"data.length is {config.data.length}, but a prompt and its group take up to {longest}"
+      f" tokens (prompt_length + group_size · (max_new_tokens + 1)); raise it"
+    )
 
 
 def _batches(

@@ -61,9 +61,9 @@ def run(
   step_fn = steps.make_train_step(model.graphdef, optimizer, loss_fn, config.micro_batches)
   measure = Measure(config, workdir, mesh, model, scenes)
 
-  checkpoint.clear(workdir, config.init_from)
   with metrics.MetricWriter(workdir) as writer:
     before = measure(model.params, "before")
+    checkpoint.clear(workdir, config.init_from)
     state = loop.fit(
       TrainState.create(model.params, optimizer),
       step_fn,

@@ -60,7 +60,7 @@ def make_train_step(
     value_and_grad = jax.value_and_grad(sums, has_aux=True)
     if micro_batches == 1:
       return value_and_grad(params, batch)
-    rows = len(batch["tokens"])
+    rows = len(next(iter(batch.values())))
     if rows % micro_batches:
       raise ConfigError(f"{rows} rows cannot be split into micro_batches = {micro_batches}")
     parts = jax.tree.map(lambda x: x.reshape(micro_batches, -1, *x.shape[1:]), dict(batch))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from data_pipeline import loaders, samples, trees
+from her_jax.errors import ConfigError
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.models.config import ModelConfig
 from her_jax.models.qwen3 import Qwen3
@@ -339,16 +340,18 @@ def test_the_verdict_weight_falls_on_what_the_two_orders_say_differently(tokeniz
   scene = SCENES[0]
   turn = scene.trained_turns()[1]
 
-  def row(**broken):
-    pair = schema.PreferencePair("p", scene.id, turn, "Good.", "Bad.", "cand_1", **broken)
+  def row(winner, **broken):
+    pair = schema.PreferencePair("p", scene.id, turn, "Good.", "Bad.", winner, **broken)
     rows, _ = loaders.judge_trees(
       [pair], [scene], tokenizer, 4096, 1, seed=0, verdict_weight=9.0
     )
     return rows[0]
 
-  made = row(violates_2=("vivid",))
+  made = row("cand_1", violates_2=("vivid",))
   heavy = tokenizer.decode(made["targets"][made["loss_weights"] == 9])
   assert heavy.replace(" ", "") == "cand_2cand_1cand_1cand_1cand_2cand_2"
   assert set(made["loss_weights"]) == {0, 1, 9}
   # Both orders of a tie read the same.
-  assert set(row()["loss_weights"]) == {0, 1}
+  assert set(row("tie")["loss_weights"]) == {0, 1}
+  with pytest.raises(ConfigError, match="winner is cand_2, but .* it is cand_1"):
+    row("cand_2", violates_2=("vivid",))

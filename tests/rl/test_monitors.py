@@ -31,11 +31,18 @@ def test_the_order_of_the_prompts_does_not_matter():
   assert monitors.reward_gain(turned) == pytest.approx(monitors.reward_gain(steps))
 
 
-def test_a_prompt_that_comes_twice_is_not_paired():
+def test_a_prompt_that_comes_twice_counts_once():
+  """Prompts 0 and 1 go from 0.5 to 1.0 and from 1.0 to 2.5: gains of 0.5 and 1.5."""
   steps = _steps(
     [0.0, 1.0, 1.0], [9.0], [9.0], [9.0], [0.5, 1.5, 2.5], name=lambda i, j: j // 2
   )
-  assert monitors.reward_gain(steps)[2] == pytest.approx(np.sqrt((1 / 3 + 1.0) / 3))
+  first, last, error = monitors.reward_gain(steps)
+  assert (first, last) == pytest.approx((2 / 3, 1.5))
+  assert error == pytest.approx(np.sqrt(0.5 / 2))
+
+
+def test_one_prompt_has_no_error():
+  assert monitors.reward_gain(_steps([0.1], [9.0], [9.0], [9.0], [0.3])) == (0.1, 0.3, None)
 
 
 def test_fifths_are_of_steps():
