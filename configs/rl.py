@@ -3,6 +3,8 @@
     python -m her_jax.main --config=configs/rl.py:tiny --workdir=out/rl --config.policy=out/sft --config.judge.checkpoint=out/genrm
     python -m her_jax.main --config=configs/rl.py --workdir=/mnt/bucket/rl --config.policy=/mnt/bucket/sft --config.judge.checkpoint=/mnt/bucket/genrm
 
+It samples on one host for now: a single TPU VM, not a slice of several.
+
 A frozen copy of the policy's first weights writes the baseline reply; win +1, tie 0, lose −1.
 Group size, rates, clip and lengths are open in the paper and chosen here.
 """

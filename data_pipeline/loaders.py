@@ -32,10 +32,12 @@ class Counts:
   split_up: int = 0  # conversations too long for one row, laid out as several trees
 
   def line(self) -> str:
-    saved = self.expanded / max(self.tokens, 1)
+    saved = ""
+    if self.samples > self.rows:
+      saved = f" ({self.expanded / max(self.tokens, 1):.2f} x fewer than as rows)"
     return (
-      f"{self.samples} samples in {self.rows} trees, {self.tokens} tokens ({saved:.2f} x fewer"
-      f" than as rows), {self.supervised} supervised, {self.split_up} conversations split up"
+      f"{self.samples} samples in {self.rows} trees, {self.tokens} tokens{saved},"
+      f" {self.supervised} supervised, {self.split_up} conversations split up"
     )
 
 
@@ -169,17 +171,13 @@ def judge_trees(
       orders: they, and no others, say which candidate is meant.
 
   Raises:
-    ConfigError: a pair is longer than `length`, names a scene that is not given, or its winner
-      is not the one that follows from its violations.
+    ConfigError: a pair is longer than `length`, or its winner is not the one that follows from
+      its violations.
   """
   by_id = {scene.id: scene for scene in scenes}
   rows, counts = [], Counts()
   rng = np.random.default_rng(seed)
   for pair in pairs:
-    if pair.scene not in by_id:
-      raise ConfigError(
-        f"pair {pair.id!r} names scene {pair.scene!r}, which is not in the data"
-      )
     told = judging.decide(pair.violates_1, pair.violates_2)
     if told != pair.winner:
       raise ConfigError(

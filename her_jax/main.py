@@ -6,7 +6,9 @@ python -m her_jax.main --config=configs/rl.py --workdir=/mnt/bucket/run1
 
 from collections.abc import Sequence
 import importlib
+import logging as standard_logging
 import os
+import runpy
 import sys
 
 from absl import app, flags, logging
@@ -59,6 +61,8 @@ def main(argv: Sequence[str]) -> None:
     raise ConfigError(f"config.seed is {config.seed}; it must be 0 or more")
   _refuse_own_inputs(config, workdir)
 
+  # At INFO, JAX tells of each kind of device that this machine does not have.
+  standard_logging.getLogger("jax._src.xla_bridge").setLevel(standard_logging.WARNING)
   cpu_backend.tune()
   jax.config.update("jax_num_cpu_devices", config.cpu_devices)
   distributed.initialize()
@@ -77,6 +81,7 @@ def main(argv: Sequence[str]) -> None:
   task = importlib.import_module(f"her_jax.tasks.{config.task}")
   with jax.set_mesh(mesh):
     task.run(config, workdir, mesh)
+  logging.info("%s has ended; its results are in %s", config.task, workdir)
 
 
 def _refuse_own_inputs(config: ml_collections.ConfigDict, workdir: str) -> None:
@@ -100,10 +105,10 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
   except (flags.Error, AttributeError, KeyError, ValueError, TypeError, OSError) as error:
     # ml_collections raises these for unknown keys, values of another type and bad presets.
     message = _first_line(error)
-    if error.args and isinstance(
-      error.args[0], KeyError
-    ):  # AttributeError(KeyError("'key'\nhint"))
-      message = f"no such config field: {_unknown_field(error.args[0].args[0], argv)}"
+    if isinstance(error, (AttributeError, KeyError)) and (unknown := _unknown_fields(argv)):
+      cause = error.args[0]  # "'key'\nhint", or a KeyError of that
+      _, _, hint = str(cause.args[0] if isinstance(cause, KeyError) else cause).partition("\n")
+      message = ". ".join(filter(None, ["no such config field: " + " or ".join(unknown), hint]))
     print(f"her_jax: {message}", file=sys.stderr)
     sys.exit(2)
 
@@ -118,13 +123,26 @@ def run() -> None:
     sys.exit(1)
 
 
-def _unknown_field(message: str, argv: Sequence[str]) -> str:
-  """The flag that ends in the key that was not found, and the hint that came with it."""
-  key, *hint = message.splitlines()
-  key = key.strip("'")
-  names = [arg.split("=")[0] for arg in argv]
-  named = [name for name in names if name.endswith(f".{key}")]
-  return ". ".join([" or ".join(named) or key, *hint])
+def _unknown_fields(argv: Sequence[str]) -> list[str]:
+  """The overrides whose field the config does not have."""
+  plain = flags.FlagValues()
+  source = flags.DEFINE_string("config", None, "", flag_values=plain)
+  plain(argv, known_only=True)
+  path, _, arg = (source.value or "").partition(":")
+  try:
+    config = runpy.run_path(path)["get_config"](*filter(None, [arg]))
+  except Exception:  # The config itself is at fault, and that is told.
+    return []
+  names = [arg.split("=")[0] for arg in argv if arg.startswith("--config.")]
+  return [name for name in names if not _has(config, name.split(".")[1:])]
+
+
+def _has(config: ml_collections.ConfigDict, path: Sequence[str]) -> bool:
+  for key in path:
+    if not isinstance(config, ml_collections.ConfigDict) or key not in config:
+      return False
+    config = config[key]
+  return True
 
 
 def _first_line(error: BaseException) -> str:

@@ -18,11 +18,11 @@
 #   --zone, --project  as for gcloud; gcloud's own defaults if missing
 #   --dry_run          print the commands, one a line, quoted for a shell, and run none
 #   --attach           show the log of the run that goes on, or of the last one
-#   --stop             end the run on all workers (SIGTERM, so it can write a checkpoint)
+#   --stop             end the run on all workers; what it has not saved yet is lost
 #   --                 everything after it goes to her_jax, also a flag named like one of these
 #
 # Examples:
-#   launch_tpu/run.sh pod1 --zone=us-east5-a --config=configs/rl.py --workdir=/mnt/bucket/run1
+#   launch_tpu/run.sh pod1 --zone=us-east5-a --config=configs/genrm.py --workdir=/mnt/bucket/judge
 #   launch_tpu/run.sh pod1 --config=configs/sft.py --workdir=/mnt/bucket/sft \
 #       --config.optimizer.learning_rate=1e-5
 #

@@ -51,6 +51,17 @@ _MISTAKES = {
     (_SFT, "--config.optimizer.lr=3"),
     ("no such config field: --config.optimizer.lr",),
   ),
+  "wrong key beside a right one that ends alike": (
+    ("--config=configs/rl.py:tiny", "--config.rl.steps=1", "--config.sft.steps=1"),
+    ("no such config field: --config.sft.steps\n",),
+  ),
+  "pairs of other scenes": (
+    (
+      "--config=configs/genrm.py:tiny",
+      f"--config.data.scenes={ROOT}/data_pipeline/samples/scenes.jsonl",
+    ),
+    ("--config.data.pairs", "data_pipeline.preferences.make_pairs"),
+  ),
   "wrong preset": (("--config=configs/sft.py:qwen3-33b",), ("'qwen3-33b'", "qwen3-32b")),
   "missing config file": (("--config=configs/nowhere.py",), ("configs/nowhere.py",)),
   "wrong value": ((_SFT, "--config.steps=many"), ("many",)),
@@ -73,6 +84,10 @@ _MISTAKES = {
   "missing init_from": (
     ("--config=configs/genrm.py:tiny", "--config.init_from={folder}/none"),
     ("{folder}/none", "--config.init_from"),
+  ),
+  "an unknown dtype": (
+    ("--config=configs/export.py:tiny", "--config.dtype=float31"),
+    ("config.dtype is 'float31'", "bfloat16"),
   ),
   "missing policy to export": (
     ("--config=configs/export.py:tiny", "--config.policy={folder}/none"),

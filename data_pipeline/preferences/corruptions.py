@@ -97,7 +97,7 @@ def breaks_character(scene, turn, rng, pool):
   segments = _segments(scene, turn)
   sentence = Segment(SPEECH, f" {rng.choice(_OUT_OF_ROLE[scene.language])} ")
   spoken = [i for i, s in enumerate(segments) if s.kind == SPEECH and s.text.strip()]
-  if rng.random() < 0.5:
+  if rng.random() < 0.5 and spoken:
     segments[rng.choice(spoken)] = sentence
   else:
     segments.insert(rng.randint(0, len(segments)), sentence)
@@ -107,6 +107,8 @@ def breaks_character(scene, turn, rng, pool):
 def speaks_for_user(scene, turn, rng, pool):
   speaker = scene.turns[turn].speaker
   others = [c.name for c in scene.characters if c.name != speaker]
+  if not others:
+    return None
   following = scene.turns[turn + 1] if turn + 1 < len(scene.turns) else None
   if following and following.speaker in others and rng.random() < 0.5:
     name, line = following.speaker, grammar.parse(following.reply).view_for("other")
@@ -117,9 +119,10 @@ def speaks_for_user(scene, turn, rng, pool):
 
 def repeats_itself(scene, turn, rng, pool):
   segments = _segments(scene, turn)
-  longest = max(
-    (i for i, s in enumerate(segments) if s.kind == SPEECH), key=lambda i: len(segments[i].text)
-  )
+  spoken = [i for i, s in enumerate(segments) if s.kind == SPEECH and s.text.strip()]
+  if not spoken:
+    return None
+  longest = max(spoken, key=lambda i: len(segments[i].text))
   said = segments[longest].text.strip()
   segments[longest] = Segment(SPEECH, f" {said} {said} {said} ")
   return _text(segments)
@@ -133,7 +136,7 @@ def ignores_scene(scene, turn, rng, pool):
     return None
   stranger = rng.choice(strangers)
   spoken = [t for t in stranger.turns if t.speaker != stranger.environment]
-  return rng.choice(spoken).reply
+  return rng.choice(spoken).reply if spoken else None
 
 
 def knows_future(scene, turn, rng, pool):
@@ -153,9 +156,10 @@ def knows_future(scene, turn, rng, pool):
 
 
 def thoughts_aloud(scene, turn, rng, pool):
-  return _text(
-    Segment(SPEECH, f" {s.text} ") if s.kind == THINKING else s for s in _segments(scene, turn)
-  )
+  segments = _segments(scene, turn)
+  if not any(s.kind == THINKING for s in segments):
+    return None
+  return _text(Segment(SPEECH, f" {s.text} ") if s.kind == THINKING else s for s in segments)
 
 
 def flat(scene, turn, rng, pool):

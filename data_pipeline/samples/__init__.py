@@ -2,7 +2,7 @@
 
 `scenes.jsonl` is written by hand. `pairs.jsonl` is made from it; after editing the scenes:
 
-    python -m data_pipeline.samples.make_pairs
+    python -m data_pipeline.preferences.make_pairs
 """
 
 import pathlib

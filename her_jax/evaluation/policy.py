@@ -57,7 +57,8 @@ def as_sample(
     heard=_heard(scene, turn),
     reply=text,
     finished=completion.finished,
-    valid=completion.finished and grammar.is_valid_turn(text, speaker, others),
+    valid=completion.finished
+    and chat.is_valid_completion(completion.ids, tokenizer, speaker, others),
   )
 
 

@@ -19,6 +19,8 @@ from her_jax.models.config import ModelConfig, to_hf
 from her_jax.models.qwen3 import abstract_model
 from her_jax.sharding import replicated
 
+DTYPES = ("float32", "bfloat16")
+
 
 def export_model(
   config: ModelConfig,
@@ -43,11 +45,13 @@ def export_model(
 
   Raises:
     FileExistsError: The folder holds weights; mixed with these, they could be loaded instead.
-    ValueError: The parameters are not those of the config, as with a head of their own
-      though the config ties it to the embedding.
+    ValueError: The dtype is another one, or the parameters are not those of the config, as
+      with a head of their own though the config ties it to the embedding.
   """
   if "://" in os.fspath(folder):
     raise ValueError(f"{folder} is not a disk: export to a local folder, then copy it.")
+  if dtype not in DTYPES:
+    raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}.")
   folder = Path(folder)
   _check(config, params)
   if old := sorted(path.name for path in folder.glob("*.safetensors*")):

@@ -26,7 +26,7 @@ class Rollout:
     reward: +1, 0 or −1.
     counted: whether it takes part in the group's normalisation and in the loss.
     empty: nothing that others perceive: it loses without being judged.
-    valid: finished, and a whole turn as `grammar.is_valid_turn` has it.
+    valid: finished, and a whole turn as `chat.is_valid_completion` has it.
   """
 
   completion: Completion
@@ -189,7 +189,8 @@ class Rollouts:
       text=text,
       candidate=judging.candidate_text(text, name),
       empty=grammar.parse(text, name).is_empty,
-      valid=completion.finished and grammar.is_valid_turn(text, name, others),
+      valid=completion.finished
+      and chat.is_valid_completion(completion.ids, self._tokenizer, name, others),
     )
 
 

@@ -12,13 +12,13 @@ prompt of a scene is the same ids everywhere.
     <|im_start|>assistant    <system_thinking>…</system_thinking>Name: …   <|im_end|>   trained
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 
 from transformers import PreTrainedTokenizerBase
 
 from her_jax.roleplay import grammar, prompts
-from her_jax.roleplay.schema import Trajectory
+from her_jax.roleplay.schema import DataError, Trajectory
 
 IM_START, IM_END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 
@@ -75,6 +75,23 @@ def decode_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
   return text
 
 
+def is_valid_completion(
+  ids: Sequence[int],
+  tokenizer: PreTrainedTokenizerBase,
+  speaker: str,
+  others: Iterable[str] = (),
+) -> bool:
+  """Whether sampled ids are one whole turn, see `grammar.is_valid_turn`.
+
+  Their last id ends them; a control token before it makes them invalid, though it leaves no
+  trace in the text.
+  """
+  control = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+  if not control.isdisjoint(ids[:-1]):
+    return False
+  return grammar.is_valid_turn(decode_text(ids, tokenizer), speaker, others)
+
+
 def control_id(token: str, tokenizer: PreTrainedTokenizerBase) -> int:
   """The id of a control token.
 
@@ -129,7 +146,7 @@ def render_prompt(
     style: of the sheet, see `prompts.STYLES`.
 
   Raises:
-    ValueError: the sheet and the last message alone are longer than `max_tokens`.
+    DataError: the sheet and the last message alone are longer than `max_tokens`.
   """
   return _prompt(trajectory, turn, tokenizer, max_tokens, style)[0]
 
@@ -241,7 +258,7 @@ def _prompt(
     ids += header
     if max_tokens is None or len(ids) <= max_tokens:
       return ids, first
-  raise ValueError(
+  raise DataError(
     f"scene {trajectory.id!r}, turn {turn}: the character sheet ({len(sheet)} tokens) and the"
     f" last message do not fit into {max_tokens} tokens; allow longer prompts or shorten the"
     f" sheet"

@@ -4,7 +4,7 @@ Every reader reports a fault as `file:line: field: what is wrong; how to mend it
 there: a broken line is never skipped in silence.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import json
 import os
@@ -181,9 +181,34 @@ def read_trajectories(path: str | os.PathLike[str]) -> list[Trajectory]:
   return list(_read(path, trajectory_from_dict))
 
 
-def read_pairs(path: str | os.PathLike[str]) -> list[PreferencePair]:
-  """Reads a JSON Lines file of preference pairs."""
-  return list(_read(path, pair_from_dict))
+def read_pairs(
+  path: str | os.PathLike[str], scenes: Iterable[Trajectory] | None = None
+) -> list[PreferencePair]:
+  """Reads a JSON Lines file of preference pairs; each must fit its scene if `scenes` is given."""
+  if scenes is None:
+    return list(_read(path, pair_from_dict))
+  by_id = {scene.id: scene for scene in scenes}
+
+  def build(row: dict[str, Any]) -> PreferencePair:
+    pair = pair_from_dict(row)
+    _fits_scene(pair, by_id)
+    return pair
+
+  return list(_read(path, build))
+
+
+def _fits_scene(pair: PreferencePair, scenes: Mapping[str, Trajectory]) -> None:
+  if pair.scene not in scenes:
+    raise DataError(f"scene: {pair.scene!r} is not among the scenes that were read with it")
+  scene = scenes[pair.scene]
+  if pair.turn >= len(scene.turns):
+    raise DataError(
+      f"turn: {pair.turn}, but scene {scene.id!r} has {len(scene.turns)} turns; count from 0"
+    )
+  if scene.turns[pair.turn].speaker == scene.environment:
+    raise DataError(f"turn: {pair.turn} is the environment's; a pair compares a character's")
+  if pair.split != scene.split:
+    raise DataError(f"split: {pair.split!r}, but that of scene {scene.id!r} is {scene.split!r}")
 
 
 def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Any]) -> None:

@@ -31,14 +31,14 @@ def run(
     "config.baseline": config.baseline,
   }
   checkpoint.require({"config.policy": config.policy} | {k: v for k, v in judged.items() if v})
-  scenes = start.load_scenes(config)
+  scenes = start.load_scenes(config, needed="heldout")
+  pairs = start.load_pairs(config, scenes) if _judges_pairs(config) else []
   policy = checkpoint.load(config.policy, mesh, "config.policy")
   found: dict[str, Any] = {
     "policy": Measure(config, workdir, mesh, policy, scenes)(policy.params, "after")
   }
   if config.judge.checkpoint:
     model = checkpoint.load(config.judge.checkpoint, mesh, "config.judge.checkpoint")
-    pairs = start.load_pairs(config)
     found["judge"] = genrm.measure(config, model, model.params, scenes, pairs)
     if config.baseline and config.eval_samples:
       found["win_rate"] = _win_rate(config, mesh, policy, model, scenes)
@@ -52,6 +52,10 @@ def run(
     ]
     console.print_table("Held-out scenes", rows)
   return found
+
+
+def _judges_pairs(config: ml_collections.ConfigDict) -> bool:
+  return bool(config.judge.checkpoint and config.eval_pairs)
 
 
 def _win_rate(

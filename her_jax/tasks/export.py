@@ -7,6 +7,7 @@ from etils import epath
 import jax
 import ml_collections
 
+from her_jax.errors import ConfigError
 from her_jax.hf import export as hf_export
 from her_jax.training import checkpoint
 
@@ -15,6 +16,10 @@ def run(
   config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
 ) -> dict[str, Any]:
   """Exports `config.policy` to `workdir/export`; returns the folder."""
+  if config.dtype not in hf_export.DTYPES:
+    raise ConfigError(
+      f"config.dtype is {config.dtype!r}; it must be one of {', '.join(hf_export.DTYPES)}"
+    )
   model = checkpoint.load(config.policy, mesh, "config.policy")
   folder = (epath.Path(workdir) / "export").as_posix()
   hf_export.export_model(

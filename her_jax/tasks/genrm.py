@@ -23,7 +23,8 @@ def run(
   config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
 ) -> dict[str, Any]:
   """Trains and saves a judge; returns `evaluation.judge.evaluate_judge` on held-out pairs."""
-  scenes, pairs = start.load_scenes(config), start.load_pairs(config)
+  scenes = start.load_scenes(config)
+  pairs = start.load_pairs(config, scenes)
   train = [pair for pair in pairs if pair.split == "train"]
   model = start.start_model(config, mesh, scenes)
   rows, counts = loaders.judge_trees(

@@ -34,26 +34,39 @@ class Scenes:
     return [*self.train, *self.heldout]
 
 
-def load_scenes(config: ml_collections.ConfigDict) -> Scenes:
+def load_scenes(config: ml_collections.ConfigDict, needed: str = "train") -> Scenes:
   """Reads `config.data.scenes`.
 
   Raises:
-    schema.DataError: a line is broken, or no scene is for training.
+    schema.DataError: a line is broken, or no scene is of the split `needed`.
   """
   path = samples.SCENES if config.data.scenes == "samples" else config.data.scenes
   scenes = schema.read_trajectories(path)
   split = Scenes(
     [s for s in scenes if s.split == "train"], [s for s in scenes if s.split == "heldout"]
   )
-  if not split.train:
-    raise schema.DataError(f"{path}: no scene has split 'train'; nothing to train on")
+  if not getattr(split, needed):
+    raise schema.DataError(
+      f"{path}: no scene has split {needed!r}, which {config.task} needs; set the field 'split'"
+    )
   return split
 
 
-def load_pairs(config: ml_collections.ConfigDict) -> list[PreferencePair]:
-  """Reads `config.data.pairs`."""
+def load_pairs(config: ml_collections.ConfigDict, scenes: Scenes) -> list[PreferencePair]:
+  """Reads `config.data.pairs`, which have to belong to `scenes`.
+
+  Raises:
+    ConfigError: the scenes are the user's own, the pairs still those of the samples.
+    schema.DataError: a line is broken, or a pair does not fit its scene.
+  """
+  if config.data.pairs == "samples" and config.data.scenes != "samples":
+    raise ConfigError(
+      f"--config.data.scenes={config.data.scenes} has no pairs: --config.data.pairs still names"
+      f" those of the sample scenes. Make some (python -m data_pipeline.preferences.make_pairs"
+      f" --scenes={config.data.scenes} --pairs=pairs.jsonl) and pass --config.data.pairs"
+    )
   path = samples.PAIRS if config.data.pairs == "samples" else config.data.pairs
-  return schema.read_pairs(path)
+  return schema.read_pairs(path, scenes.all)
 
 
 def start_model(

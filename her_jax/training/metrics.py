@@ -5,6 +5,7 @@ import contextlib
 import json
 import pathlib
 import resource
+import shutil
 import sys
 import time
 from typing import Any
@@ -34,6 +35,7 @@ class MetricWriter:
     workdir = pathlib.Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     self._file = (workdir / "metrics.jsonl").open("w", encoding="utf-8")
+    shutil.rmtree(workdir / "metrics", ignore_errors=True)
     self._tensorboard = SummaryWriter(str(workdir / "metrics"))
 
   def write(self, step: int, values: Mapping[str, Any]) -> None:

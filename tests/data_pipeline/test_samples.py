@@ -4,12 +4,13 @@ from collections import Counter
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
 from data_pipeline import samples
-from data_pipeline.preferences import corruptions
-from data_pipeline.samples import make_pairs
+from data_pipeline.preferences import corruptions, make_pairs
 from her_jax.roleplay import grammar, principles, schema
 
 SCENES = schema.read_trajectories(samples.SCENES)
@@ -198,7 +199,7 @@ def test_heldout_text_never_occurs_in_training_pairs():
 
 
 def test_the_shipped_pairs_are_those_of_the_generator(tmp_path):
-  built = make_pairs.build()
+  built = corruptions.make_pairs(SCENES, make_pairs.SEED, make_pairs.PER_REPLY)
   assert built == PAIRS
   schema.write_jsonl(tmp_path / "pairs.jsonl", built)
   assert (tmp_path / "pairs.jsonl").read_bytes() == samples.PAIRS.read_bytes()
@@ -222,3 +223,42 @@ def test_strangers_come_from_the_same_split():
     other = "heldout" if pair.split == "train" else "train"
     for candidate in (pair.candidate_1, pair.candidate_2):
       assert json.dumps(candidate)[1:-1] not in text[other], pair.id
+
+
+@pytest.mark.parametrize(
+  "reply",
+  [
+    "<role_action>nods</role_action>",
+    "<role_thinking>No.</role_thinking><role_action>nods</role_action>",
+    "Yes.",
+    "<role_thinking>No.</role_thinking> Yes.",
+  ],
+)
+@pytest.mark.parametrize("alone", [True, False])
+def test_only_what_a_reply_holds_is_spoilt(reply, alone):
+  """Whatever layers a user's replies have: no crash, and no pair of two equal candidates."""
+  scene = SCENES[0]
+  speaker = scene.turns[scene.trained_turns()[0]].speaker
+  scene = dataclasses.replace(
+    scene,
+    characters=tuple(c for c in scene.characters if not alone or c.name == speaker),
+    turns=tuple(schema.Turn(speaker, reply, "A plan.") for _ in range(3)),
+  )
+  for seed in range(20):
+    pairs = corruptions.make_pairs([scene], seed, 7)
+    assert pairs
+    assert all(pair.candidate_1 != pair.candidate_2 for pair in pairs)
+
+
+def test_pairs_of_a_users_own_scenes_are_made_by_one_command(tmp_path):
+  schema.write_jsonl(tmp_path / "my.jsonl", SCENES[:3])
+  command = [sys.executable, "-m", "data_pipeline.preferences.make_pairs"]
+  command += [f"--scenes={tmp_path}/my.jsonl"]
+  refused = subprocess.run(command, capture_output=True, text=True)
+  assert refused.returncode and "--pairs=FILE" in refused.stdout + refused.stderr
+  done = subprocess.run(
+    [*command, f"--pairs={tmp_path}/pairs.jsonl"], capture_output=True, text=True
+  )
+  assert done.returncode == 0, done.stderr
+  pairs = schema.read_pairs(tmp_path / "pairs.jsonl", SCENES[:3])
+  assert pairs and f"{len(pairs)} pairs" in done.stdout

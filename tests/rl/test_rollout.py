@@ -22,6 +22,8 @@ EMPTY = f"{PLAN}{NAME}: <role_thinking>Not a word.</role_thinking>"
 class _Words:
   """A tokenizer of whole texts: one id each."""
 
+  added_tokens_decoder: dict = {}
+
   def __init__(self):
     self.texts: list[str] = []
 

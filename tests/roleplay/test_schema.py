@@ -185,6 +185,27 @@ def test_a_bad_pair_is_named_with_place_field_and_mend(tmp_path, change, field):
 
 
 @pytest.mark.parametrize(
+  "change, told",
+  [
+    ({"scene": "nowhere"}, "scene: 'nowhere' is not among the scenes"),
+    ({"turn": 9}, "turn: 9, but scene 'quay' has"),
+    ({"turn": 0}, "turn: 0 is the environment's"),
+    ({"split": "train"}, "split: 'train', but that of scene 'quay' is 'heldout'"),
+  ],
+)
+def test_a_pair_that_does_not_fit_its_scene_is_named(tmp_path, change, told):
+  path = tmp_path / "pairs.jsonl"
+  right = {**PAIR, "split": SCENE["split"]}
+  _write(path, {**right, "id": "first"}, {**right, **change})
+  scenes = [schema.trajectory_from_dict(SCENE)]
+  assert len(schema.read_pairs(path)) == 2
+  with pytest.raises(schema.DataError) as caught:
+    schema.read_pairs(path, scenes)
+  assert str(caught.value).startswith(f"{path}:2 (id 'quay/2'): ")
+  assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
   "read, row", [(schema.read_trajectories, SCENE), (schema.read_pairs, PAIR)]
 )
 def test_an_id_that_stands_twice_is_named(tmp_path, read, row):
