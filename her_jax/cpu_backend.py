@@ -19,7 +19,7 @@ def keep_freed_memory() -> None:
   """Tells glibc to hold on to large blocks instead of returning them to the system.
 
   XLA on a CPU allocates its buffers anew at every step, and each page of a fresh block costs
-  a page fault: adding 1 to 8.4 M floats takes 18 ms that way and 4 ms on memory that was kept
+  a page fault: adding 1 to 8.4 M floats takes 15 ms that way and 2.5 ms on memory that was kept
   (`python -m benchmarks.cpu_backend`). Does nothing where there is no glibc.
   """
   if not sys.platform.startswith("linux"):
@@ -36,8 +36,9 @@ def keep_freed_memory() -> None:
 def set_xla_flags() -> None:
   """Turns the fusions of YNNPACK off, unless XLA_FLAGS already says something of them.
 
-  XLA hands small matrix products to that library one by one, and a training step of the tiny
-  model takes 1.0 to 1.3 times as long, by machine (`python -m benchmarks.cpu_backend`).
+  XLA hands small matrix products to that library one by one. On memory that is kept, a training
+  step of the tiny model takes 1.07 to 1.15 times as long with them, on another machine 1.33
+  (`python -m benchmarks.cpu_backend`).
   """
   flags = os.environ.get("XLA_FLAGS", "")
   if _YNN not in flags:
