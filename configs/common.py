@@ -33,8 +33,12 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
   # trained on the scenes with `tokenizer_vocab` rows.
   config.tokenizer = ""
   config.tokenizer_vocab = 2560
-  # The sheets of a run that starts from no earlier stage: "full" or "brief".
-  config.prompt_style = "brief" if tiny else "full"
+  # How scenes are put to a model that starts from no earlier stage, see roleplay.prompts:
+  # style full, natural, structured, brief or name; notation her, coser or think; plan full,
+  # short or off.
+  config.prompt = ml_collections.ConfigDict(
+    {"style": "brief" if tiny else "full", "notation": "her", "plan": "full"}
+  )
 
   config.data = ml_collections.ConfigDict()
   # JSON Lines of scenes, and of judge pairs; "samples" is the corpus in the package.

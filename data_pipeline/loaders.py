@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from data_pipeline import trees
 from her_jax.errors import ConfigError
 from her_jax.roleplay import chat, judging, principles
+from her_jax.roleplay.prompts import Variant
 from her_jax.roleplay.schema import PreferencePair, Trajectory
 
 Row = dict[str, np.ndarray]
@@ -46,7 +47,7 @@ def sft_trees(
   tokenizer: PreTrainedTokenizerBase,
   length: int,
   context_weight: float = 0.0,
-  style: str = "full",
+  variant: Variant = chat.DEFAULT,
   name_weight: float = 1.0,
 ) -> tuple[list[Row], Counts]:
   """One tree a character and conversation: the sheet and history once, a branch a reply.
@@ -56,7 +57,7 @@ def sft_trees(
 
   Args:
     context_weight: loss weight of sheet and history, 0 for HER's loss on replies alone.
-    style: of the sheet, see `prompts.STYLES`.
+    variant: of the prompts.
     name_weight: loss weight of the first token of the speaker's name after the plan.
 
   Raises:
@@ -69,7 +70,7 @@ def sft_trees(
 
   for scene in trajectories:
     for name in scene.trained_characters():
-      made = list(_windows(scene, name, tokenizer, length, style, lay_out))
+      made = list(_windows(scene, name, tokenizer, length, variant, lay_out))
       rows += [row for row, _ in made]
       counts.split_up += len(made) > 1
       for _, dialogue in made:
@@ -94,7 +95,7 @@ def reply_trees(
     for turn in scene.trained_turns():
       speaker = scene.turns[turn].speaker
       dialogue = chat.render_dialogue(
-        scene, speaker, tokenizer, range(turn, turn + 1), turn, "name"
+        scene, speaker, tokenizer, range(turn, turn + 1), turn, Variant("name")
       )
       rows.append(_lay_out(dialogue, context_weight, name_weight))
   return rows
@@ -114,13 +115,15 @@ def _windows(
   name: str,
   tokenizer: PreTrainedTokenizerBase,
   length: int,
-  style: str,
+  variant: Variant,
   lay_out: Callable[[chat.Dialogue], Row],
 ) -> Iterator[tuple[Row, chat.Dialogue]]:
   """Trees that together hold each trained reply of `name` once, none longer than `length`."""
 
   def tree(first: int, trained: int, stop: int) -> tuple[Row, chat.Dialogue]:
-    dialogue = chat.render_dialogue(scene, name, tokenizer, range(first, stop), trained, style)
+    dialogue = chat.render_dialogue(
+      scene, name, tokenizer, range(first, stop), trained, variant
+    )
     return lay_out(dialogue), dialogue
 
   whole = tree(0, 0, len(scene.turns))
@@ -161,7 +164,7 @@ def judge_trees(
   length: int,
   history: int | None,
   seed: int,
-  style: str = "full",
+  variant: Variant = chat.DEFAULT,
   verdict_weight: float = 1.0,
 ) -> tuple[list[Row], Counts]:
   """One tree a pair: character and scene once, both orders of the candidates as branches.
@@ -185,7 +188,7 @@ def judge_trees(
         f" {told}; the judge is taught by these, so make them agree"
       )
     scene = by_id[pair.scene]
-    context = judging.context_ids(scene, pair.turn, tokenizer, history, style)
+    context = judging.context_ids(scene, pair.turn, tokenizer, history, variant)
     kept = set(principles.library()) - {*pair.violates_1, *pair.violates_2}
     also = [sorted(kept)[rng.integers(len(kept))]]
     one, two = (pair.candidate_1, pair.violates_1), (pair.candidate_2, pair.violates_2)

@@ -28,11 +28,11 @@ def sample_replies(
   turns: Sequence[Prompt],
   tokenizer: PreTrainedTokenizerBase,
   seed: int,
-  style: str,
+  variant: prompts.Variant,
 ) -> tuple[list[Sample], list[Completion]]:
   """One reply to each turn, as text for people and as ids."""
   rendered = [
-    chat.render_prompt(scene, turn, tokenizer, sampler.prompt_length, style)
+    chat.render_prompt(scene, turn, tokenizer, sampler.prompt_length, variant)
     for scene, turn in turns
   ]
   drawn = [group[0] for group in sampler(params, rendered, n=1, seed=seed)]

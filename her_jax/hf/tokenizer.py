@@ -10,13 +10,13 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from her_jax.roleplay import chat, grammar, judging
+from her_jax.roleplay import chat, tokens
 
 CONTROL = (chat.PAD, chat.IM_START, chat.IM_END)
 
 # Ordinary tokens that must stay whole. As in Qwen's tokenizer the think tags are added but
 # not special: they are text that a model writes, not structure.
-LAYOUT = ("<think>", "</think>", *grammar.TAGS, *judging.FENCES, *judging.SIDES)
+LAYOUT = ("<think>", "</think>", *tokens.WHOLE)
 
 # Qwen's split: contractions, words with one leading mark, single digits (here with their
 # blank), runs of marks, line ends, blanks.

@@ -7,7 +7,7 @@ from flax import nnx
 from transformers import PreTrainedTokenizerBase
 
 from her_jax.inference.sampler import Sampler
-from her_jax.roleplay import chat, judging
+from her_jax.roleplay import chat, judging, prompts
 from her_jax.roleplay.schema import Trajectory
 
 
@@ -30,19 +30,19 @@ class Judge:
     params: nnx.State,
     tokenizer: PreTrainedTokenizerBase,
     history: int | None,
-    style: str,
+    variant: prompts.Variant,
   ):
     """Takes a sampler at temperature 0 and the weights to use with it.
 
     Args:
       history: past turns that the judge reads, as in its training.
-      style: of its context, as in its training.
+      variant: of its context, as in its training.
     """
     self._sampler = sampler
     self._params = params
     self._tokenizer = tokenizer
     self._history = history
-    self._style = style
+    self._variant = variant
 
   def compare(self, comparisons: Sequence[Comparison]) -> list[judging.Verdict]:
     """The verdict on each comparison, in the order it is given."""
@@ -70,7 +70,7 @@ class Judge:
     history = comparison.turn if self._history is None else min(self._history, comparison.turn)
     for turns in range(history, -1, -1):
       context = judging.context_ids(
-        comparison.scene, comparison.turn, self._tokenizer, turns, self._style
+        comparison.scene, comparison.turn, self._tokenizer, turns, self._variant
       )
       if len(context) + len(candidates) <= self._sampler.prompt_length:
         return context + candidates

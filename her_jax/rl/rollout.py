@@ -11,7 +11,7 @@ from her_jax.errors import ConfigError
 from her_jax.inference.sampler import Completion, Sampler
 from her_jax.rl import rewards
 from her_jax.rl.judge import Comparison, Judge
-from her_jax.roleplay import chat, grammar, judging
+from her_jax.roleplay import chat, grammar, judging, prompts
 from her_jax.roleplay.schema import Trajectory
 
 PLACES = ("cand_1", "cand_2")
@@ -73,7 +73,7 @@ class Rollouts:
     group_size: int,
     orders: int,
     seed: int,
-    style: str,
+    variant: prompts.Variant,
     judge_invalid: bool = True,
   ):
     """Fixes who plays.
@@ -82,7 +82,7 @@ class Rollouts:
       baseline_params: the frozen copy that writes the opponent's reply.
       orders: 1 judges each comparison with the candidates in one order, drawn at random; 2
         in both.
-      style: of the sheets, as the policy was trained.
+      variant: of the prompts, as the policy was trained.
       judge_invalid: False: a reply that is no valid turn loses unjudged, as an empty one does.
     """
     if orders not in (1, 2):
@@ -94,7 +94,7 @@ class Rollouts:
     self._group_size = group_size
     self._orders = orders
     self._seed = seed
-    self._style = style
+    self._variant = variant
     self._judge_invalid = judge_invalid
     self._opponents: dict[tuple[str, int], _Reply] = {}
 
@@ -107,7 +107,9 @@ class Rollouts:
     same reply.
     """
     prompts = [
-      chat.render_prompt(scene, turn, self._tokenizer, self._sampler.prompt_length, self._style)
+      chat.render_prompt(
+        scene, turn, self._tokenizer, self._sampler.prompt_length, self._variant
+      )
       for scene, turn in turns
     ]
     seed = (self._seed * 1_000_003 + step) * 2

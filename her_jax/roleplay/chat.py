@@ -1,8 +1,8 @@
 """The one renderer: conversation → token ids and what is trained on.
 
 A conversation seen by one character becomes a list of pieces. Control tokens come from the
-structure alone; text is encoded with special tokens off, so `<|im_end|>` in somebody's line
-is six ordinary tokens. SFT, RL, the judge, evaluation and chat all call this module, so the
+structure alone; text is encoded so that no string in it becomes one: `<|im_end|>` in somebody's
+line is six ordinary tokens. SFT, RL, the judge, evaluation and chat all call this module, so the
 prompt of a scene is the same ids everywhere.
 
     <|im_start|>system       the sheet                                     <|im_end|>
@@ -12,15 +12,55 @@ prompt of a scene is the same ids everywhere.
     <|im_start|>assistant    <system_thinking>…</system_thinking>Name: …   <|im_end|>   trained
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 import dataclasses
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerBase
-
-from her_jax.roleplay import grammar, prompts
+from her_jax.roleplay import grammar, notations, prompts
+from her_jax.roleplay.prompts import Variant
 from her_jax.roleplay.schema import DataError, Trajectory
+from her_jax.roleplay.tokens import (
+  IM_END as IM_END,
+)
+from her_jax.roleplay.tokens import (
+  IM_START as IM_START,
+)
+from her_jax.roleplay.tokens import (
+  PAD as PAD,
+)
+from her_jax.roleplay.tokens import (
+  control_id as control_id,
+)
+from her_jax.roleplay.tokens import (
+  decode_text as decode_text,
+)
+from her_jax.roleplay.tokens import (
+  encode_text as encode_text,
+)
+from her_jax.roleplay.tokens import (
+  message as message,
+)
+from her_jax.roleplay.tokens import (
+  open_message as open_message,
+)
+from her_jax.roleplay.tokens import (
+  think_ids,
+)
 
-IM_START, IM_END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+if TYPE_CHECKING:
+  from transformers import PreTrainedTokenizerBase
+
+DEFAULT = Variant()
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+  """A prompt that fits; `dropped` counts the oldest turns that it had to leave out."""
+
+  ids: list[int]
+  dropped: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,18 +103,6 @@ class Dialogue:
   branches: list[Branch]
 
 
-def encode_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-  """Encodes text in which no string becomes a control token."""
-  return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-
-
-def decode_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
-  """The text of ids, control tokens left out."""
-  text = tokenizer.decode(list(ids), skip_special_tokens=True)
-  assert isinstance(text, str)  # A list comes back for a batch alone.
-  return text
-
-
 def is_valid_completion(
   ids: Sequence[int],
   tokenizer: PreTrainedTokenizerBase,
@@ -92,44 +120,39 @@ def is_valid_completion(
   return grammar.is_valid_turn(decode_text(ids, tokenizer), speaker, others)
 
 
-def control_id(token: str, tokenizer: PreTrainedTokenizerBase) -> int:
-  """The id of a control token.
-
-  Raises:
-    ValueError: the tokenizer does not have it as a single token.
-  """
-  index = tokenizer.convert_tokens_to_ids(token)
-  if not isinstance(index, int) or index == tokenizer.unk_token_id:
-    raise ValueError(
-      f"the tokenizer has no token {token!r}; her_jax needs Qwen's ChatML tokens"
-    )
-  return index
-
-
-def open_message(role: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-  """`<|im_start|>role\\n`."""
-  return [control_id(IM_START, tokenizer), *encode_text(f"{role}\n", tokenizer)]
-
-
-def message(role: str, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-  """`<|im_start|>role\\ntext<|im_end|>\\n`."""
-  return [
-    *open_message(role, tokenizer),
-    *encode_text(text, tokenizer),
-    control_id(IM_END, tokenizer),
-    *encode_text("\n", tokenizer),
-  ]
-
-
 def completion_ids(
-  plan: str, name: str, reply: str, tokenizer: PreTrainedTokenizerBase
+  plan: str,
+  name: str,
+  reply: str,
+  tokenizer: PreTrainedTokenizerBase,
+  variant: Variant = DEFAULT,
 ) -> list[int]:
   """What the model is trained to emit: plan, `Name: reply`, end token."""
+  if variant.notation == "coser":
+    reply = notations.to_coser(grammar.parse(reply))
   return [
-    *_plan_ids(plan, tokenizer),
+    *_plan_ids(plan, tokenizer, variant),
     *encode_text(f"{name}: {reply}", tokenizer),
     control_id(IM_END, tokenizer),
   ]
+
+
+def read_completion(
+  text: str, speaker: str, variant: Variant = DEFAULT, others: Iterable[str] = ()
+) -> grammar.Reply:
+  """A sampled completion as a turn, whatever its notation; cut where it speaks for others."""
+  text = grammar.cut_before(text, others)
+  if variant.notation != "coser":
+    return grammar.parse(text, speaker)
+  # The plan, where there is one, stands in our notation; what follows in CoSER's.
+  found = grammar.parse(text, speaker)
+  rest = "".join(s.text for s in found.segments if s.kind != grammar.PLAN)
+  plan = [s for s in found.segments if s.kind == grammar.PLAN]
+  reply = notations.from_coser(rest)
+  malformed = "malformed" in (found.status, reply.status)
+  problems = found.problems + reply.problems
+  status = "malformed" if malformed else "repaired" if problems else "ok"
+  return grammar.Reply((*plan, *reply.segments), status, problems, found.speaker)
 
 
 def render_prompt(
@@ -137,18 +160,59 @@ def render_prompt(
   turn: int,
   tokenizer: PreTrainedTokenizerBase,
   max_tokens: int | None = None,
-  style: str = "full",
+  variant: Variant = DEFAULT,
+  *,
+  speaker: str | None = None,
+  passages: Sequence[str] = (),
 ) -> list[int]:
-  """Ids up to and including `<|im_start|>assistant\\n` of turn `turn`.
+  """Ids up to and including `<|im_start|>assistant\\n` of turn `turn`; see `fit_prompt`."""
+  return fit_prompt(
+    trajectory, turn, tokenizer, max_tokens, variant, speaker=speaker, passages=passages
+  ).ids
+
+
+def fit_prompt(
+  trajectory: Trajectory,
+  turn: int,
+  tokenizer: PreTrainedTokenizerBase,
+  max_tokens: int | None = None,
+  variant: Variant = DEFAULT,
+  *,
+  speaker: str | None = None,
+  passages: Sequence[str] = (),
+) -> Prompt:
+  """The prompt of turn `turn`, and how many of the oldest turns it had to leave out.
 
   Args:
-    max_tokens: leave out whole oldest turns until the prompt fits; sheet and marker stay.
-    style: of the sheet, see `prompts.STYLES`.
+    turn: of the trajectory, or the number of its turns for the one that comes next.
+    max_tokens: leave out whole oldest turns until the prompt fits; sheet and marker stay, and
+      so does the last turn.
+    speaker: who answers; the speaker of the turn if None.
+    passages: text of the source, for the sheet.
 
   Raises:
-    DataError: the sheet and the last message alone are longer than `max_tokens`.
+    DataError: the sheet and the last turn alone are longer than `max_tokens`.
   """
-  return _prompt(trajectory, turn, tokenizer, max_tokens, style)[0]
+  name = trajectory.turns[turn].speaker if speaker is None else speaker
+  sheet = _sheet(trajectory, name, tokenizer, variant, passages)
+  header = open_message("assistant", tokenizer)
+  if variant.notation == "think" and variant.plan == "off":
+    header = [*header, *think_ids("", tokenizer)]
+  known: dict[_Message, list[int]] = {}
+  for first in range(max(turn, 1)):
+    ids = list(sheet)
+    for m in _messages(trajectory, range(first, turn), name, variant):
+      if m not in known:  # Only the first message changes when a turn is left out.
+        known[m] = message(m.role, m.text, tokenizer)
+      ids += known[m]
+    ids += header
+    if max_tokens is None or len(ids) <= max_tokens:
+      return Prompt(ids, first)
+  raise DataError(
+    f"scene {trajectory.id!r}, turn {turn}: the character sheet ({len(sheet)} tokens) and the"
+    f" last message do not fit into {max_tokens} tokens; allow longer prompts or shorten the"
+    f" sheet"
+  )
 
 
 def render_example(
@@ -156,17 +220,36 @@ def render_example(
   turn: int,
   tokenizer: PreTrainedTokenizerBase,
   max_tokens: int | None = None,
-  style: str = "full",
+  variant: Variant = DEFAULT,
 ) -> Example:
-  """Prompt and trained completion of turn `turn`, with the loss mask."""
+  """Prompt and trained completion of turn `turn`, with the loss mask.
+
+  Raises:
+    ValueError: the turn has no plan to train on.
+    DataError: sheet, last turn and completion are longer than `max_tokens`.
+  """
   target = trajectory.turns[turn]
   if not target.plan:
     raise ValueError(f"turn {turn} of scene {trajectory.id!r} has no plan to train on")
-  completion = completion_ids(target.plan, target.speaker, target.reply, tokenizer)
+  completion = completion_ids(target.plan, target.speaker, target.reply, tokenizer, variant)
   room = None if max_tokens is None else max_tokens - len(completion)
-  prompt, dropped = _prompt(trajectory, turn, tokenizer, room, style)
-  mask = [0] * len(prompt) + [1] * len(completion)
-  return Example(prompt + completion, mask, dropped)
+  prompt = fit_prompt(trajectory, turn, tokenizer, room, variant)
+  mask = [0] * len(prompt.ids) + [1] * len(completion)
+  return Example(prompt.ids + completion, mask, prompt.dropped)
+
+
+def render_examples(
+  trajectory: Trajectory,
+  name: str,
+  tokenizer: PreTrainedTokenizerBase,
+  max_tokens: int | None = None,
+  variant: Variant = DEFAULT,
+) -> list[Example]:
+  """One example a trained turn of `name`: each plan is supervised in exactly one of them."""
+  return [
+    render_example(trajectory, turn, tokenizer, max_tokens, variant)
+    for turn in trajectory.trained_turns(name)
+  ]
 
 
 def render_dialogue(
@@ -175,7 +258,7 @@ def render_dialogue(
   tokenizer: PreTrainedTokenizerBase,
   turns: range | None = None,
   first_trained: int = 0,
-  style: str = "full",
+  variant: Variant = DEFAULT,
 ) -> Dialogue:
   """A conversation from `name`'s side, each trained reply as a branch.
 
@@ -186,23 +269,27 @@ def render_dialogue(
     turns: the turns to render; all if None.
     first_trained: replies before this turn are history alone.
   """
-  trunk = _sheet(trajectory, name, tokenizer, style)
+  trunk = _sheet(trajectory, name, tokenizer, variant)
   header = open_message("assistant", tokenizer)
   branches = []
-  for message_ in _messages(trajectory, turns or range(len(trajectory.turns)), name):
-    if message_.turn is not None and message_.turn >= first_trained:
-      turn = trajectory.turns[message_.turn]
+  for m in _messages(trajectory, turns or range(len(trajectory.turns)), name, variant):
+    if m.turn is not None and m.turn >= first_trained:
+      turn = trajectory.turns[m.turn]
       if turn.plan:
-        ids = completion_ids(turn.plan, name, turn.reply, tokenizer)
-        name_at = len(_plan_ids(turn.plan, tokenizer))
-        branches.append(Branch(len(trunk) + len(header), ids, message_.turn, name_at))
-    trunk += message(message_.role, message_.text, tokenizer)
+        ids = completion_ids(turn.plan, name, turn.reply, tokenizer, variant)
+        name_at = len(_plan_ids(turn.plan, tokenizer, variant))
+        branches.append(Branch(len(trunk) + len(header), ids, m.turn, name_at))
+    trunk += message(m.role, m.text, tokenizer)
   if branches:
     trunk = trunk[: branches[-1].at]
   return Dialogue(trunk, branches)
 
 
-def _plan_ids(plan: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _plan_ids(plan: str, tokenizer: PreTrainedTokenizerBase, variant: Variant) -> list[int]:
+  if variant.plan == "off":
+    return []
+  if variant.notation == "think":
+    return think_ids(plan, tokenizer)
   return encode_text(f"<{grammar.PLAN}>{plan}</{grammar.PLAN}>", tokenizer)
 
 
@@ -213,53 +300,34 @@ class _Message:
   turn: int | None = None  # the turn of an own reply
 
 
-def _messages(trajectory: Trajectory, turns: range, name: str) -> list[_Message]:
+def _messages(
+  trajectory: Trajectory, turns: range, name: str, variant: Variant
+) -> list[_Message]:
   """`turns` as `name` perceives them: others merged into user messages, the marker first."""
   messages: list[_Message] = []
   heard: list[str] = [prompts.MARKER]
   for i in turns:
     turn = trajectory.turns[i]
+    seen = grammar.parse(turn.reply).seen_by("self" if turn.speaker == name else "other")
+    write = notations.to_coser if variant.notation == "coser" else grammar.render
     if turn.speaker == name:
       if heard:
         messages.append(_Message("user", "\n".join(heard)))
       heard = []
-      own = grammar.parse(turn.reply).view_for("self")
-      messages.append(_Message("assistant", f"{name}: {own}", i))
+      messages.append(_Message("assistant", f"{name}: {write(seen)}", i))
     else:
-      others = grammar.parse(turn.reply).view_for("other")
-      heard.append(f"{turn.speaker}: {others}")
+      heard.append(f"{turn.speaker}: {write(seen)}")
   if heard:
     messages.append(_Message("user", "\n".join(heard)))
   return messages
 
 
 def _sheet(
-  trajectory: Trajectory, name: str, tokenizer: PreTrainedTokenizerBase, style: str
-) -> list[int]:
-  sheet = prompts.system_prompt(trajectory, trajectory.character(name), style)
-  return message("system", sheet, tokenizer)
-
-
-def _prompt(
   trajectory: Trajectory,
-  turn: int,
+  name: str,
   tokenizer: PreTrainedTokenizerBase,
-  max_tokens: int | None,
-  style: str,
-) -> tuple[list[int], int]:
-  """The prompt's ids and the number of oldest turns that had to go."""
-  name = trajectory.turns[turn].speaker
-  sheet = _sheet(trajectory, name, tokenizer, style)
-  header = open_message("assistant", tokenizer)
-  for first in range(max(turn, 1)):
-    ids = list(sheet)
-    for m in _messages(trajectory, range(first, turn), name):
-      ids += message(m.role, m.text, tokenizer)
-    ids += header
-    if max_tokens is None or len(ids) <= max_tokens:
-      return ids, first
-  raise DataError(
-    f"scene {trajectory.id!r}, turn {turn}: the character sheet ({len(sheet)} tokens) and the"
-    f" last message do not fit into {max_tokens} tokens; allow longer prompts or shorten the"
-    f" sheet"
-  )
+  variant: Variant,
+  passages: Sequence[str] = (),
+) -> list[int]:
+  sheet = prompts.system_prompt(trajectory, trajectory.character(name), variant, passages)
+  return message("system", sheet, tokenizer)

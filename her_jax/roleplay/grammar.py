@@ -5,27 +5,35 @@
     role_response := ( role_thinking | role_action | SPEECH )+        in any order
 
 `<role_thinking>` is the character's own mind, `<role_action>` what others can watch, text
-outside tags what they hear.
+outside tags what they hear. CoSER's notation of the same layers is in `notations`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 import dataclasses
+import functools
 import re
 
-PLAN, THINKING, ACTION, SPEECH = "system_thinking", "role_thinking", "role_action", "speech"
-TAGGED = (PLAN, THINKING, ACTION)
+from her_jax.roleplay import tags
+from her_jax.roleplay.tags import ACTION, PLAN, SPEECH, TAGGED, THINKING
+
 TAGS = tuple(f"<{close}{kind}>" for kind in TAGGED for close in ("", "/"))
 
-# Which layers each viewer sees (HER's visibility table). The judge reads thoughts, never
-# plans; `log` is everything, for the trainer and the person at the console.
+_HEARD = (ACTION, SPEECH)
+# Which layers each viewer sees (HER's visibility table). A plan is for the trainer alone, and
+# for the person chatting who asks for it; a log or an export holds nothing hidden.
 VIEWS = {
-  "self": (THINKING, ACTION, SPEECH),
-  "other": (ACTION, SPEECH),
-  "judge": (THINKING, ACTION, SPEECH),
-  "log": (PLAN, THINKING, ACTION, SPEECH),
+  "self": (THINKING, *_HEARD),
+  "other": _HEARD,
+  "user": _HEARD,
+  "environment": _HEARD,
+  "next_speaker": _HEARD,
+  "judge": (THINKING, *_HEARD),
+  "critic": _HEARD,
+  "critic_with_thoughts": (THINKING, *_HEARD),
+  "log": _HEARD,
+  "trainer": (PLAN, THINKING, *_HEARD),
 }
 _LETTERS = {THINKING: "T", ACTION: "A", SPEECH: "S"}
-_TAG = re.compile(rf"<\s*(/?)\s*({'|'.join(TAGGED)})\s*>", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +50,8 @@ class Reply:
 
   Attributes:
     segments: the layers in order.
-    status: "ok", "repaired" (meaning is plain: upper case, an unclosed layer before another
-      opens) or "malformed" (what belongs to which layer had to be guessed).
+    status: "ok", "repaired" (meaning is plain: upper case, a legacy name, an unclosed layer
+      before another opens) or "malformed" (what belongs to which layer had to be guessed).
     problems: one sentence for each fault, in order.
     speaker: the name in front of the response, where the text had one.
   """
@@ -61,8 +69,8 @@ class Reply:
 
   @property
   def is_empty(self) -> bool:
-    """True if others would perceive nothing: no speech and no action."""
-    return not any(s.kind in (ACTION, SPEECH) and s.text.strip() for s in self.segments)
+    """True if others would perceive nothing: no speech and no action. A silent deed is enough."""
+    return not any(s.kind in _HEARD and s.text.strip() for s in self.segments)
 
   def layout(self) -> str:
     """The order of the layers without the plan, such as "TASA"."""
@@ -70,23 +78,35 @@ class Reply:
       _LETTERS[s.kind] for s in self.segments if s.kind in _LETTERS and s.text.strip()
     )
 
-  def view_for(self, viewer: str) -> str:
-    """The text as `viewer` (a key of VIEWS) perceives it, hidden layers cut out."""
+  def speaks_for(self, others: Iterable[str]) -> bool:
+    """Whether a line that others perceive is spoken as one of `others`."""
+    return speaks_for(self.view_for("other"), others)
+
+  def seen_by(self, viewer: str) -> "Reply":
+    """What `viewer` (a key of VIEWS) perceives, hidden layers cut out; the trainer sees all.
+
+    Raises:
+      ValueError: there is no such viewer.
+    """
     if viewer not in VIEWS:
       raise ValueError(f"unknown viewer {viewer!r}; known are {', '.join(VIEWS)}")
     shown = VIEWS[viewer]
     if PLAN in shown:
-      return render(self)
-    kept = tuple(s for s in self.segments if s.kind in shown)
-    text = render(dataclasses.replace(self, segments=kept, speaker=None))
-    return re.sub(r"[ \t]{2,}", " ", text).strip()
+      return self
+    return Reply(_cut(self.segments, shown))
+
+  def view_for(self, viewer: str) -> str:
+    """`seen_by` as text."""
+    return render(self.seen_by(viewer))
 
 
+@functools.lru_cache(maxsize=8192)
 def parse(text: str, speaker: str | None = None) -> Reply:
-  """Reads a turn by walking its tags; never raises, never drops a character of text.
+  """Reads a turn tag by tag; never raises, never drops a character outside of tags.
 
-  White space between layers is kept as speech, so `render(parse(text)) == text` wherever the
-  status is "ok"; `layout` and `is_empty` pass over it.
+  A layer within another is as hidden as the more hidden of both. White space between layers
+  is kept as speech, so `render(parse(text)) == text` wherever the status is "ok"; `layout` and
+  `is_empty` pass over it. A tag that means no layer stays in the speech and is a problem.
 
   Args:
     text: a turn, with or without plan and `Name: ` prefix.
@@ -96,54 +116,8 @@ def parse(text: str, speaker: str | None = None) -> Reply:
   Example:
     parse("<role_action>nods</role_action> Go.").layout() == "AS"
   """
-  segments: list[Segment] = []
-  problems: list[str] = []
-  malformed = False
-  kind, start = SPEECH, 0
-  inner: list[str] = []  # tags opened within a hidden layer whose own close is still to come
-  matches = list(_TAG.finditer(text))
-
-  def flush(as_kind: str, end: int) -> None:
-    if as_kind != SPEECH or end > start:
-      segments.append(Segment(as_kind, text[start:end]))
-
-  for place, match in enumerate(matches):
-    closing, name = bool(match[1]), match[2].lower()
-    if match[0] != f"<{match[1]}{name}>":
-      problems.append(f"irregular tag {match[0]!r}")
-    hides = kind == PLAN or (kind == THINKING and name != PLAN)
-    if hides and not closing and _closes_later(kind, matches[place + 1 :]):
-      # Nested: it stays text of the hidden layer. Taking it out would show what was hidden.
-      problems.append(f"<{name}> within <{kind}>")
-      inner.append(name)
-      continue
-    if closing and inner and inner[-1] == name:
-      inner.pop()
-      continue
-    inner.clear()
-    if not closing:
-      flush(kind, match.start())
-      if kind != SPEECH:
-        problems.append(f"<{kind}> is not closed before <{name}> opens")
-      kind = name
-    elif kind == name:
-      flush(kind, match.start())
-      kind = SPEECH
-    elif kind == SPEECH:
-      # An orphan close: the text before it belonged to that layer. Hiding is the safe guess.
-      flush(name, match.start())
-      problems.append(f"</{name}> closes nothing")
-      malformed = True
-    else:
-      # Closed as a plan, it may hold one: the judge and the speaker must not see it.
-      flush(PLAN if name == PLAN else kind, match.start())
-      problems.append(f"<{kind}> is closed by </{name}>")
-      kind = SPEECH
-    start = match.end()
-  flush(kind, len(text))
-  if kind != SPEECH:
-    problems.append(f"<{kind}> is never closed")
-    malformed = True
+  walk = _Walk(text)
+  segments, problems, malformed = walk.segments, walk.problems, walk.malformed
   plans = [i for i, segment in enumerate(segments) if segment.kind == PLAN]
   if len(plans) > 1:
     problems.append(f"{len(plans)} plans instead of one")
@@ -164,10 +138,44 @@ def render(reply: Reply) -> str:
   return "".join(map(_tagged, plan)) + prefix + "".join(map(_tagged, rest))
 
 
+def repair(text: str, speaker: str | None = None) -> str:
+  """The turn in regular notation: one plan, in front; every layer closed.
+
+  Example:
+    repair("<ROLE_THINKING>Hm <role_action>nods") ==
+      "<role_thinking>Hm </role_thinking><role_action>nods</role_action>"
+  """
+  reply = parse(text, speaker)
+  if reply.status == "ok":
+    return text
+  plans = [s.text.strip() for s in reply.segments if s.kind == PLAN]
+  rest = [s for s in reply.segments if s.kind != PLAN]
+  plan = [Segment(PLAN, "\n".join(plans))] if plans else []
+  return render(dataclasses.replace(reply, segments=(*plan, *rest)))
+
+
 def speaks_for(text: str, others: Iterable[str]) -> bool:
   """True if a line of `text` begins with the name of one of `others` and a colon."""
-  names = "|".join(re.escape(name) for name in others)
-  return bool(names) and bool(re.search(rf"(?m)^\s*(?:{names})\s*[:：]", text))
+  return _line_of(text, others) is not None
+
+
+def cut_before(text: str, others: Iterable[str]) -> str:
+  """A reply up to the line in which it begins to speak for one of `others`.
+
+  Lines within a plan or a thought do not count: nobody is made to speak there.
+
+  Example:
+    cut_before("Sit.\\nJoost: No.", ["Joost"]) == "Sit."
+  """
+  names = tuple(others)
+  start = 0
+  while (at := _line_of(text[start:], names)) is not None:
+    head = text[: start + at]
+    walk = _Walk(head)
+    if not walk.still_open:
+      return head.rstrip()
+    start += at + 1
+  return text
 
 
 def is_valid_turn(text: str, speaker: str, others: Iterable[str] = ()) -> bool:
@@ -182,20 +190,181 @@ def is_valid_turn(text: str, speaker: str, others: Iterable[str] = ()) -> bool:
     and bool((reply.plan or "").strip())
     and reply.speaker == speaker
     and not reply.is_empty
-    and not speaks_for(reply.view_for("other"), others)
+    and not reply.speaks_for(others)
   )
 
 
-def _closes_later(kind: str, matches: list[re.Match[str]]) -> bool:
-  """Whether the open layer `kind` is closed before another one of its kind opens."""
-  own = next((m for m in matches if m[2].lower() == kind), None)
-  return own is not None and bool(own[1])
+@dataclasses.dataclass(frozen=True)
+class _Open:
+  """A layer that is open; `closed_by` is the index of its closing tag, if it has one."""
+
+  number: int
+  layer: str
+  name: str
+  closed_by: int | None
+
+
+class _Walk:
+  """One pass over a text and its tags."""
+
+  def __init__(self, text: str):
+    self.segments: list[Segment] = []
+    self.problems: list[str] = []
+    self.malformed = False
+    self._stack: list[_Open] = []
+    self._last: tuple[str, int | None] | None = None
+    found = [tag for tag in tags.scan(text) if self._counts(tag)]
+    layers = [_layer(tag, text) for tag in found]
+    partners = _pair(found, layers)
+    done = 0
+    for i, (tag, layer) in enumerate(zip(found, layers, strict=True)):
+      if tag.fault:
+        self.problems.append(tag.fault)
+      orphan = tag.closing and partners[i] is None and layer != SPEECH
+      self._write(text[done : tag.start], layer if orphan else None)
+      done = tag.end
+      self._end_unclosed(tag)
+      if orphan:
+        self.problems.append(f"</{tag.name}> closes nothing")
+        self.malformed = True
+      elif tag.closing:
+        self._close(i, tag)
+      elif not tag.empty:
+        other = partners[i]
+        most_hidden = min(layer, layers[i if other is None else other], key=tags.RANK.index)
+        self._open(_Open(i, most_hidden, tag.name, other))
+    self._write(text[done:])
+    self.still_open = any(o.layer in (PLAN, THINKING) for o in self._stack)
+    for open_ in self._stack:
+      self.problems.append(f"<{open_.name}> is never closed")
+      self.malformed = self.malformed or open_.layer != SPEECH
+    self._drop_empty_think()
+
+  def _counts(self, tag: tags.Tag) -> bool:
+    """A tag that means no layer is told of and stays text."""
+    if tag.layer is None:
+      self.problems.append(f"{tag.fault}, kept as text")
+    return tag.layer is not None
+
+  def _here(self) -> tuple[str, int | None]:
+    """The most hidden layer that is open, and which tag opened it."""
+    if not self._stack:
+      return SPEECH, None
+    most = min(self._stack, key=lambda o: tags.RANK.index(o.layer))
+    return (most.layer, most.number) if most.layer != SPEECH else (SPEECH, None)
+
+  def _write(self, text: str, as_layer: str | None = None) -> None:
+    here = self._here() if as_layer is None else (as_layer, None)
+    if not text:
+      return
+    if here == self._last and as_layer is None:
+      last = self.segments.pop()
+      text = last.text + text
+    self.segments.append(Segment(here[0], text))
+    self._last = here if as_layer is None else None
+
+  def _open(self, open_: _Open) -> None:
+    if self._stack:
+      self.problems.append(f"<{open_.name}> within <{self._stack[-1].name}>")
+    before = self._here()
+    self._stack.append(open_)
+    here = self._here()
+    if here != before:  # Also an empty layer is one.
+      self.segments.append(Segment(here[0], ""))
+      self._last = here
+
+  def _close(self, i: int, tag: tags.Tag) -> None:
+    at = next((k for k, open_ in enumerate(self._stack) if open_.closed_by == i), None)
+    if at is None:
+      return  # The end of a wrapper that was never begun.
+    if self._stack[at].name != tag.name:
+      self.problems.append(f"<{self._stack[at].name}> is closed by </{tag.name}>")
+    del self._stack[at:]
+
+  def _end_unclosed(self, tag: tags.Tag) -> None:
+    """A layer that is never closed ends where the next tag stands."""
+    while self._stack and self._stack[-1].closed_by is None:
+      open_ = self._stack.pop()
+      what = f"</{tag.name}>" if tag.closing else f"<{tag.name}>"
+      self.problems.append(f"<{open_.name}> is not closed before {what}")
+
+  def _drop_empty_think(self) -> None:
+    """Qwen writes an empty think block where it is told not to think: that is no plan."""
+    first = self.segments[0] if self.segments else None
+    if first and first.kind == PLAN and not first.text.strip() and self.problems:
+      if self.problems[0] == "legacy tag <think>":
+        del self.segments[0]
+
+
+def _layer(tag: tags.Tag, text: str) -> str:
+  """A tag's layer; Qwen's think block in front of everything is the plan."""
+  if tag.layer != tags.THINK:
+    assert tag.layer is not None
+    return tag.layer
+  if not tag.closing:
+    return THINKING if text[: tag.start].strip() else PLAN
+  # Of its end, only a block in front of everything can have been left open by a template.
+  return THINKING if tags.scan(text[: tag.start]) else PLAN
+
+
+def _pair(found: Sequence[tags.Tag], layers: Sequence[str]) -> list[int | None]:
+  """For each tag the index of the one that it belongs to, or None.
+
+  A closing tag belongs to the innermost open one of its layer; where there is none, it closes
+  whatever is innermost. What was opened in between is never closed.
+  """
+  partners: list[int | None] = [None] * len(found)
+  stack: list[int] = []
+  for i, (tag, layer) in enumerate(zip(found, layers, strict=True)):
+    if tag.empty:
+      continue
+    if not tag.closing:
+      stack.append(i)
+      continue
+    same = next((k for k in reversed(range(len(stack))) if layers[stack[k]] == layer), None)
+    if same is None and (not stack or layer == SPEECH):
+      continue
+    at = len(stack) - 1 if same is None else same
+    partners[i], partners[stack[at]] = stack[at], i
+    del stack[at:]
+  return partners
+
+
+def _cut(segments: Sequence[Segment], shown: Sequence[str]) -> tuple[Segment, ...]:
+  """The shown segments; where one was cut out between blanks, one blank stays."""
+  kept: list[Segment] = []
+  gap = False
+  for segment in segments:
+    if segment.kind not in shown:
+      gap = True
+      continue
+    if gap and segment.kind == SPEECH and (not kept or _ends_blank(kept[-1])):
+      segment = Segment(SPEECH, segment.text.lstrip(" \t" if kept else None))
+    if segment.kind != SPEECH or segment.text:
+      kept.append(segment)
+    gap = gap and not segment.text
+  if kept and kept[0].kind == SPEECH:
+    kept[0] = Segment(SPEECH, kept[0].text.lstrip())
+  if kept and kept[-1].kind == SPEECH:
+    kept[-1] = Segment(SPEECH, kept[-1].text.rstrip())
+  return tuple(s for s in kept if s.kind != SPEECH or s.text)
+
+
+def _ends_blank(segment: Segment) -> bool:
+  return segment.kind == SPEECH and segment.text[-1:].isspace()
 
 
 def _tagged(segment: Segment) -> str:
   if segment.kind == SPEECH:
     return segment.text
   return f"<{segment.kind}>{segment.text}</{segment.kind}>"
+
+
+def _line_of(text: str, others: Iterable[str]) -> int | None:
+  """Where the first line begins that is spoken as one of `others`."""
+  names = "|".join(re.escape(name) for name in others)
+  found = re.search(rf"(?m)^\s*(?:{names})\s*[:：]", text) if names else None
+  return found.start() if found else None
 
 
 def _take_name(

@@ -15,6 +15,7 @@ import re
 from transformers import PreTrainedTokenizerBase
 
 from her_jax.roleplay import chat, grammar, principles
+from her_jax.roleplay.prompts import Variant
 from her_jax.roleplay.schema import Trajectory
 
 _SYSTEM = {
@@ -47,9 +48,6 @@ _WORDS = {
     "winner": "胜者",
   },
 }
-# What a small tokenizer keeps whole: the fences, and the names of the two sides.
-FENCES = tuple(f"<{close}candidate_{number}>" for number in (1, 2) for close in ("", "/"))
-SIDES = ("cand_1", "cand_2")
 _FENCE = re.compile(r"<\s*(/?)\s*candidate_(\d)\s*>", re.IGNORECASE)
 _VERDICT = re.compile(r"^\W*verdict\s*[:：]\s*(cand_1|cand_2|tie)\W*$", re.IGNORECASE)
 _COMPARISON = re.compile(
@@ -86,11 +84,11 @@ def candidate_text(completion: str, name: str) -> str:
 
 
 def context_text(
-  trajectory: Trajectory, turn: int, history: int | None = None, style: str = "full"
+  trajectory: Trajectory, turn: int, history: int | None = None, variant: Variant = chat.DEFAULT
 ) -> str:
   """Character, scene and the last `history` turns (all if None) before `turn`.
 
-  With style "brief" the character is only named, and the dialogue is all of the scene.
+  In the style "brief" the character is only named, and the dialogue is all of the scene.
   """
   words = _WORDS[trajectory.language]
   character = trajectory.character(trajectory.turns[turn].speaker)
@@ -100,7 +98,7 @@ def context_text(
     # The judge reads what the character itself could: its own thoughts, not the others'.
     viewer = "judge" if past.speaker == character.name else "other"
     lines.append(f"{past.speaker}: {grammar.parse(past.reply).view_for(viewer)}")
-  if style == "full":
+  if variant.style not in ("brief", "name"):
     parts = [
       f"# {words['character']}\n{character.name}: {character.profile}",
       f"# {words['scenario']}\n{trajectory.scenario}",
@@ -126,13 +124,13 @@ def context_ids(
   turn: int,
   tokenizer: PreTrainedTokenizerBase,
   history: int | None = None,
-  style: str = "full",
+  variant: Variant = chat.DEFAULT,
 ) -> list[int]:
   """The part of the judge's prompt that both orders of a pair share."""
   return [
     *chat.message("system", _SYSTEM[trajectory.language], tokenizer),
     *chat.open_message("user", tokenizer),
-    *chat.encode_text(context_text(trajectory, turn, history, style), tokenizer),
+    *chat.encode_text(context_text(trajectory, turn, history, variant), tokenizer),
   ]
 
 

@@ -72,7 +72,7 @@ def _win_rate(
   for side, seed in ((policy, config.seed), (baseline, config.seed + 1)):
     sampler = start.make_sampler(side, config.sampling, config.sampling.temperature)
     samples, _ = policy_evaluation.sample_replies(
-      sampler, side.params, turns, side.tokenizer, seed, side.prompt_style
+      sampler, side.params, turns, side.tokenizer, seed, side.variant
     )
     replies.append([judging.candidate_text(s.reply, s.speaker) for s in samples])
   comparisons = []

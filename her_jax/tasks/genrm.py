@@ -34,7 +34,7 @@ def run(
     config.data.length,
     config.judge.history,
     config.seed,
-    model.prompt_style,
+    model.variant,
     config.verdict_weight,
   )
   logging.info("judge data: %s", counts.line())
@@ -68,7 +68,7 @@ def run(
       name="judge",
     )
   checkpoint.save(
-    workdir, config.steps, model.config, state.params, model.tokenizer, model.prompt_style
+    workdir, config.steps, model.config, state.params, model.tokenizer, model.variant
   )
   _show(config, model, state.params, scenes, pairs, "after")
   return measure(config, model, state.params, scenes, pairs)

@@ -60,7 +60,7 @@ def run(
     group_size=rl.group_size,
     orders=config.judge.orders,
     seed=config.seed,
-    style=policy.prompt_style,
+    variant=policy.variant,
     judge_invalid=rl.judge_invalid,
   )
   count = rl.prompts or sum(len(scene.trained_turns()) for scene in scenes.train)
@@ -107,9 +107,7 @@ def run(
         shown = ("reward_mean", "win", "lose", "loss", "grammar_valid", "tokens_per_second")
         metrics.log_line(step, rl.steps, {k: values[k] for k in shown})
       advance()
-    checkpoint.save(
-      workdir, rl.steps, policy.config, state.params, tokenizer, policy.prompt_style
-    )
+    checkpoint.save(workdir, rl.steps, policy.config, state.params, tokenizer, policy.variant)
     after = measure(state.params, "after")
   found = {f"{k}_before": v for k, v in before.items()}
   found |= {f"{k}_after": v for k, v in after.items()}

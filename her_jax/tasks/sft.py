@@ -35,7 +35,7 @@ def run(
     model.tokenizer,
     config.data.length,
     config.context_weight,
-    model.prompt_style,
+    model.variant,
     config.name_weight,
   )
   logging.info("SFT data: %s", counts.line())
@@ -76,7 +76,7 @@ def run(
       name="SFT",
     )
     checkpoint.save(
-      workdir, config.steps, model.config, state.params, model.tokenizer, model.prompt_style
+      workdir, config.steps, model.config, state.params, model.tokenizer, model.variant
     )
     after = measure(state.params, "after")
   return {f"{k}_before": v for k, v in before.items()} | {
@@ -96,7 +96,7 @@ class Measure:
     scenes: start.Scenes,
   ):
     self._config, self._workdir, self._mesh = config, workdir, mesh
-    self._tokenizer, self._style = model.tokenizer, model.prompt_style
+    self._tokenizer, self._variant = model.tokenizer, model.variant
     self._turns = policy_evaluation.pick_turns(scenes.heldout, config.eval_samples)
     self._sampler = start.make_sampler(model, config.sampling, config.sampling.temperature)
     self._scenes = scenes.heldout
@@ -110,7 +110,7 @@ class Measure:
       return {"heldout_loss": None, "grammar_valid": None}
     loss = self._heldout_loss(params)
     samples, completions = policy_evaluation.sample_replies(
-      self._sampler, params, self._turns, self._tokenizer, self._config.seed, self._style
+      self._sampler, params, self._turns, self._tokenizer, self._config.seed, self._variant
     )
     found = {"heldout_loss": loss, **policy_evaluation.describe(samples, completions)}
     valid = sum(sample.valid for sample in samples)
@@ -126,7 +126,7 @@ class Measure:
 
   def _heldout_loss(self, params: Any) -> float:
     length = self._config.data.eval_length
-    rows, _ = loaders.sft_trees(self._scenes, self._tokenizer, length, style=self._style)
+    rows, _ = loaders.sft_trees(self._scenes, self._tokenizer, length, variant=self._variant)
     pad_id = chat.control_id(chat.PAD, self._tokenizer)
     total = count = 0.0
     for batch in loaders.padded_batches(

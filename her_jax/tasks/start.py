@@ -87,7 +87,7 @@ def start_model(
     model, graphdef, params = hf_load.load(
       source, mesh=mesh, dtype=preset.dtype, param_dtype=preset.param_dtype, remat=preset.remat
     )
-    return checkpoint.Checkpoint(model, graphdef, params, tokenizer, config.prompt_style)
+    return checkpoint.Checkpoint(model, graphdef, params, tokenizer, variant(config))
   if config.init_from:
     return checkpoint.load(config.init_from, mesh, "config.init_from")
   if config.tokenizer:
@@ -103,7 +103,19 @@ def start_model(
       f" {model.vocab_size} rows; pass the tokenizer that belongs to the model"
     )
   graphdef, params = sharding.init_sharded(model, config.seed, mesh)
-  return checkpoint.Checkpoint(model, graphdef, params, tokenizer, config.prompt_style)
+  return checkpoint.Checkpoint(model, graphdef, params, tokenizer, variant(config))
+
+
+def variant(config: ml_collections.ConfigDict) -> prompts.Variant:
+  """How `config.prompt` puts scenes to a model.
+
+  Raises:
+    ConfigError: it names what there is not.
+  """
+  try:
+    return prompts.Variant(**config.prompt)
+  except ValueError as error:
+    raise ConfigError(f"config.prompt: {error}") from None
 
 
 def make_sampler(
@@ -135,7 +147,7 @@ def make_judge(
     model.params if params is None else params,
     model.tokenizer,
     settings.history,
-    model.prompt_style,
+    model.variant,
   )
 
 
@@ -155,7 +167,10 @@ def _texts(scenes: list[Trajectory]) -> Iterator[str]:
   """What the tiny tokenizer is trained on: all that prompts and replies of `scenes` hold."""
   for scene in scenes:
     for character in scene.characters:
-      yield from (prompts.system_prompt(scene, character, style) for style in prompts.STYLES)
+      yield from (
+        prompts.system_prompt(scene, character, prompts.Variant(style))
+        for style in ("full", "brief", "name")
+      )
       # So often that the parts of a name are whole tokens.
       yield f"{character.name}: {character.name} " * 20
     for turn in scene.turns:

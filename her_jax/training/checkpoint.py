@@ -1,7 +1,7 @@
 """Checkpoints of a stage: parameters by Orbax, with what it takes to use them elsewhere.
 
 workdir/checkpoints/300/params/    Orbax
-workdir/checkpoints/300/meta/      step, model and prompt style, JSON
+workdir/checkpoints/300/meta/      step, model and prompt variant, JSON
 workdir/tokenizer/                 Hugging Face folder
 """
 
@@ -23,6 +23,7 @@ from her_jax.errors import ConfigError
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.models.config import ModelConfig
 from her_jax.models.qwen3 import abstract_model
+from her_jax.roleplay.prompts import Variant
 
 
 class MissingCheckpoint(FileNotFoundError):
@@ -37,7 +38,7 @@ class Checkpoint:
   graphdef: nnx.GraphDef
   params: nnx.State
   tokenizer: PreTrainedTokenizerBase
-  prompt_style: str  # of the sheets it was trained on, see roleplay.prompts.STYLES
+  variant: Variant  # of the prompts it was trained on
   step: int = 0
 
 
@@ -47,7 +48,7 @@ def save(
   config: ModelConfig,
   params: nnx.State,
   tokenizer: PreTrainedTokenizerBase,
-  prompt_style: str,
+  variant: Variant,
 ) -> None:
   """Writes a checkpoint; all processes call it. An older one of the same step is replaced."""
   folder = _folder(workdir)
@@ -56,7 +57,7 @@ def save(
   meta = {
     "step": step,
     "model": dataclasses.asdict(config),
-    "prompt_style": prompt_style,
+    "prompt": dataclasses.asdict(variant),
   }
   with _quiet():
     ocp.save_checkpointables(
@@ -127,7 +128,7 @@ def load(workdir: str, mesh: jax.sharding.Mesh, what: str) -> Checkpoint:
   nnx.replace_by_pure_dict(params, pure)
   tokenizer = hf_tokenizer.load((epath.Path(workdir) / "tokenizer").as_posix())
   return Checkpoint(
-    config, graphdef, params, tokenizer, meta["prompt_style"], int(meta["step"])
+    config, graphdef, params, tokenizer, Variant(**meta["prompt"]), int(meta["step"])
   )
 
 

@@ -16,6 +16,7 @@ from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.models.config import ModelConfig
 from her_jax.models.qwen3 import Qwen3
 from her_jax.roleplay import chat, judging, schema
+from her_jax.roleplay.prompts import Variant
 from her_jax.training import step as steps
 
 SCENES = schema.read_trajectories(samples.SCENES)[:3]
@@ -180,14 +181,19 @@ def _completions(row: loaders.Row, tokenizer) -> list[list[int]]:
 
 @pytest.mark.parametrize("style", ["full", "brief"])
 def test_windows_hold_each_trained_reply_once(tokenizer, style):
-  whole, _ = loaders.sft_trees(SCENES, tokenizer, 100_000, style=style)
+  whole, _ = loaders.sft_trees(SCENES, tokenizer, 100_000, variant=Variant(style))
   # As short as the longest single sample allows: windows of few replies.
   shortest = max(
-    len(chat.render_example(_from(scene, turn), min(turn, 1), tokenizer, style=style).ids) + 1
+    len(
+      chat.render_example(
+        _from(scene, turn), min(turn, 1), tokenizer, variant=Variant(style)
+      ).ids
+    )
+    + 1
     for scene in SCENES
     for turn in scene.trained_turns()
   )
-  cut, counts = loaders.sft_trees(SCENES, tokenizer, shortest, style=style)
+  cut, counts = loaders.sft_trees(SCENES, tokenizer, shortest, variant=Variant(style))
   assert counts.split_up > 0 and len(cut) > len(whole)
   assert all(len(row["tokens"]) <= shortest for row in cut)
   expected = Counter(
@@ -258,9 +264,9 @@ def test_judge_pairs_that_do_not_fit_are_refused_by_name(tokenizer):
 def test_a_tree_has_the_loss_and_gradient_of_its_expanded_rows(tokenizer):
   scene = dataclasses.replace(SCENES[0], turns=SCENES[0].turns[:6])
   name = scene.trained_characters()[0]
-  (row, *_), _ = loaders.sft_trees([scene], tokenizer, 100_000, style="brief")
+  (row, *_), _ = loaders.sft_trees([scene], tokenizer, 100_000, variant=Variant("brief"))
   examples = [
-    chat.render_example(scene, turn, tokenizer, style="brief")
+    chat.render_example(scene, turn, tokenizer, variant=Variant("brief"))
     for turn in scene.trained_turns(name)
   ]
   assert len(examples) > 1
@@ -311,8 +317,10 @@ def test_a_tree_has_the_loss_and_gradient_of_its_expanded_rows(tokenizer):
 
 
 def test_the_name_weighs_what_is_asked_and_nothing_else_changes(tokenizer):
-  plain, _ = loaders.sft_trees(SCENES, tokenizer, 100_000, style="brief")
-  weighted, _ = loaders.sft_trees(SCENES, tokenizer, 100_000, style="brief", name_weight=20.0)
+  plain, _ = loaders.sft_trees(SCENES, tokenizer, 100_000, variant=Variant("brief"))
+  weighted, _ = loaders.sft_trees(
+    SCENES, tokenizer, 100_000, variant=Variant("brief"), name_weight=20.0
+  )
   after_plan = chat.encode_text("</system_thinking>", tokenizer)[-1]
   for a, b in zip(plain, weighted, strict=True):
     heavy = b["loss_weights"] == 20

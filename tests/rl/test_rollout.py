@@ -9,6 +9,7 @@ from her_jax.inference.sampler import Completion
 from her_jax.rl.rollout import Rollouts, _rollout
 from her_jax.roleplay import schema
 from her_jax.roleplay.judging import Verdict
+from her_jax.roleplay.prompts import Variant
 
 SCENE = schema.read_trajectories(samples.SCENES)[0]
 TURN = SCENE.trained_turns()[0]
@@ -52,7 +53,7 @@ class _LaterWins:
 def _outcome(own: str, opponent: str, judge_invalid: bool, finished: bool = True):
   words, judge = _Words(), _LaterWins()
   rollouts = Rollouts(
-    None, None, judge, words, group_size=1, orders=2, seed=0, style="brief",
+    None, None, judge, words, group_size=1, orders=2, seed=0, variant=Variant("brief"),
     judge_invalid=judge_invalid,
   )  # fmt: skip
   asked = (SCENE, TURN)
@@ -100,7 +101,7 @@ def test_the_frozen_copy_answers_a_turn_once():
     ]
 
   rollouts = Rollouts(
-    sampler, None, _LaterWins(), words, group_size=1, orders=2, seed=0, style="brief"
+    sampler, None, _LaterWins(), words, group_size=1, orders=2, seed=0, variant=Variant("brief")
   )
   one, two, three = ((SCENE, turn) for turn in SCENE.trained_turns()[:3])
   first = rollouts._baselines([one, two, one], [[1], [2], [1]], seed=1)

@@ -102,7 +102,7 @@ def test_what_is_closed_as_a_plan_is_hidden_as_one(kind):
   reply = grammar.parse(f"<{kind}>Hm. {_tag(ACTION, 'nods')} She lies.</{PLAN}> Sit.")
   for viewer in ("other", "judge", "self"):
     assert "She lies" not in reply.view_for(viewer)
-  assert "She lies" in reply.view_for("log") and "Sit." in reply.view_for("other")
+  assert "She lies" in reply.view_for("trainer") and "Sit." in reply.view_for("other")
 
 
 @given(_secretive_turns())
@@ -187,7 +187,7 @@ def test_a_hidden_layer_leaves_no_double_blank():
 def test_the_log_shows_all_and_each_viewer_its_layers():
   text = _tag(PLAN, "P") + "Una: " + _tag(THINKING, "T") + _tag(ACTION, "A") + "S"
   reply = grammar.parse(text, "Una")
-  assert reply.view_for("log") == text
+  assert reply.view_for("trainer") == text
   assert reply.view_for("judge") == _tag(THINKING, "T") + _tag(ACTION, "A") + "S"
   assert reply.view_for("other") == _tag(ACTION, "A") + "S"
   assert reply.plan == "P"

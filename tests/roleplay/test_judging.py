@@ -7,6 +7,7 @@ import pytest
 
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.roleplay import judging, principles
+from her_jax.roleplay.prompts import Variant
 from her_jax.roleplay.schema import Character, Trajectory, Turn
 
 IDS = tuple(principles.library())
@@ -151,7 +152,7 @@ def test_the_judge_sees_thoughts_and_no_plan():
 
 @pytest.mark.parametrize("style", ["full", "brief"])
 def test_the_context_holds_the_characters_own_thoughts_and_no_plan(style):
-  text = judging.context_text(SCENE, 3, style=style)
+  text = judging.context_text(SCENE, 3, variant=Variant(style))
   assert "HER_MIND" in text
   assert "ST_" not in text and "HIS_MIND" not in text
   assert ("A widow." in text) == (style == "full")

@@ -64,6 +64,48 @@ def test_pairs_survive_writing_and_reading(tmp_path):
   assert schema.read_pairs(tmp_path / "pairs.jsonl") == pairs
 
 
+def test_judgements_survive_writing_and_reading(tmp_path):
+  finding = {"principle": "vivid", "winner": "cand_2", "evidence": "names the lamp"}
+  row = {"id": "j1", "pair": "quay/2", "winner": "cand_2", "findings": [finding]}
+  rows = [row, {**row, "id": "j2", "swapped": True, "judge": "teacher", "cost": 0.2}]
+  made = [schema.judgement_from_dict(r) for r in rows]
+  schema.write_jsonl(tmp_path / "judgements.jsonl", made)
+  assert schema.read_judgements(tmp_path / "judgements.jsonl") == made
+  assert [schema.to_dict(j) for j in made] == rows
+
+
+@pytest.mark.parametrize(
+  "change, told",
+  [
+    ({"winner": "both"}, "winner: 'both' is not one of"),
+    ({"findings": "x"}, "findings: expected a list of objects"),
+    ({"findings": [{"principle": "vivid"}]}, "findings[0].winner: missing"),
+    ({"findings": [{"principle": "vivid", "winner": "me"}]}, "findings[0].winner: 'me'"),
+    ({"swapped": "no"}, "swapped: expected true or false"),
+    ({"pair": ""}, "pair: missing"),
+  ],
+)
+def test_a_bad_judgement_is_named(change, told):
+  with pytest.raises(schema.DataError) as caught:
+    schema.judgement_from_dict({"id": "j", "pair": "p", "winner": "tie", **change})
+  assert told in str(caught.value)
+
+
+def test_unknown_fields_are_kept_everywhere(tmp_path):
+  row = copy.deepcopy(SCENE) | {"i_chunk": 7, "weight": None}
+  row["characters"][0]["age"] = [61]
+  row["turns"][1]["origin_id"] = [3, 4]
+  scene = schema.trajectory_from_dict(row)
+  assert scene.extra == {"i_chunk": 7, "weight": None}
+  assert scene.characters[0].extra == {"age": [61]}
+  assert scene.turns[1].extra == {"origin_id": [3, 4]}
+  schema.write_jsonl(tmp_path / "scenes.jsonl", [scene])
+  assert schema.read_trajectories(tmp_path / "scenes.jsonl") == [scene]
+  assert schema.to_dict(scene) == row
+  pair = schema.pair_from_dict({**PAIR, "teacher": "x"})
+  assert schema.to_dict(pair) == {**PAIR, "teacher": "x", "split": "train"}
+
+
 def test_what_a_scene_knows_of_itself():
   scene = schema.trajectory_from_dict(SCENE)
   assert scene.trained_turns() == scene.trained_turns("Una") == [2]
@@ -100,17 +142,25 @@ def _changed(*path, to=None, drop=False) -> dict:
   [
     (json.dumps(SCENE)[:80], "not valid JSON at column", "one whole JSON object"),
     ('["a list"]', "got list", "one JSON object a line"),
-    (_changed("titel", to="x"), "titel: unknown field", "known are id, scenario"),
-    (_changed("turns", 1, "plans", to="x"), "turns[1].plans: unknown", "known are speaker"),
-    (_changed("characters", 0, "age", to="6"), "characters[0].age: unknown", "known are name"),
+    (_changed("moods", to="x"), "moods: no such field", "is it 'mood'"),
+    (_changed("turns", 1, "plans", to="x"), "turns[1].plans: no such field", "is it 'plan'"),
+    (_changed("turns", 1, "paln", to="x"), "turns[1].paln: no such field", "is it 'plan'"),
     (_changed("id", drop=True), "id: missing", "give it a text"),
     (_changed("scenario", to="  "), "scenario: missing or empty", "give it a text"),
     (_changed("characters", to=[]), "characters: missing or empty", "list of objects"),
     (_changed("turns", drop=True), "turns: missing or empty", "list of objects"),
+    (_changed("characters", 1, "name", to=" Joost"), "characters[1].name", "remove them"),
+    (_changed("characters", 1, "name", to="Jo\nost"), "characters[1].name", "remove them"),
+    (_changed("characters", 1, "name", to="Joost:"), "characters[1].name", "to the renderer"),
+    (_changed("characters", 1, "name", to="Environment"), "is reserved", "rename it"),
+    (_changed("turns", 2, "plan", to=" \n"), "turns[2].plan: nothing but blanks", "remove"),
+    (json.dumps(_changed("genre", to="\ud800")), "half of a surrogate pair", "the whole one"),
+    ("[" * 100_000, "not usable JSON (RecursionError)", "more simply"),
+    ('{"id": ' + "9" * 5000 + "}", "not usable JSON (ValueError)", "more simply"),
     (
-      _changed("characters", 1, "profile", drop=True),
-      "characters[1].profile",
-      "give it a text",
+      _changed("turns", 2, "reply", to="<smile>Sit.</smile>"),
+      "turns[2].reply: unknown tag '<smile>'",
+      "write tags as",
     ),
     (_changed("turns", 0, "reply", to=""), "turns[0].reply", "give it a text"),
     (_changed("turns", 1, to="Sit."), "turns[1]: expected an object", "got str"),
@@ -128,12 +178,12 @@ def _changed(*path, to=None, drop=False) -> dict:
     (
       _changed("turns", 2, "reply", to="<role_thinking>Hm. Sit."),
       "turns[2].reply: <role_thinking> is never closed",
-      "balance the tags",
+      "each closed",
     ),
     (
       _changed("turns", 2, "reply", to="<Role_Action>nods</Role_Action>"),
       "turns[2].reply: irregular tag",
-      "balance the tags",
+      "each closed",
     ),
     (
       _changed("turns", 2, "reply", to="<system_thinking>Cool.</system_thinking>Sit."),
@@ -171,7 +221,7 @@ def test_a_bad_scene_is_named_with_place_field_and_mend(tmp_path, row, field, me
     ({"violates_2": [3]}, "violates_2: expected a list of principle ids"),
     ({"candidate_2": ""}, "candidate_2: missing or empty; give it a text"),
     ({"scene": None}, "scene: missing or empty; give it a text"),
-    ({"label": "x"}, "label: unknown field; known are id, scene"),
+    ({"violates": []}, "violates: no such field; is it 'violates_1'"),
   ],
 )
 def test_a_bad_pair_is_named_with_place_field_and_mend(tmp_path, change, field):

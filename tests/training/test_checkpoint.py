@@ -12,6 +12,7 @@ from her_jax import sharding
 from her_jax.errors import ConfigError
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.models.config import ModelConfig
+from her_jax.roleplay.prompts import Variant
 from her_jax.training import checkpoint
 
 _CONFIG = ModelConfig(
@@ -43,7 +44,7 @@ def saved(tokenizer, tmp_path_factory):
   """workdir and params, saved from one device."""
   workdir = str(tmp_path_factory.mktemp("stage"))
   _, params = sharding.init_sharded(_CONFIG, 0, _mesh(1))
-  checkpoint.save(workdir, 7, _CONFIG, params, tokenizer, "brief")
+  checkpoint.save(workdir, 7, _CONFIG, params, tokenizer, Variant("brief"))
   return workdir, params
 
 
@@ -57,7 +58,7 @@ def _assert_equal(one: nnx.State, two: nnx.State) -> None:
 def test_a_relative_workdir_is_as_good_as_an_absolute_one(tokenizer, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   _, params = sharding.init_sharded(_CONFIG, 0, _mesh(1))
-  checkpoint.save("out/stage", 7, _CONFIG, params, tokenizer, "brief")
+  checkpoint.save("out/stage", 7, _CONFIG, params, tokenizer, Variant("brief"))
   _assert_equal(checkpoint.load("out/stage", _mesh(1), "config.policy").params, params)
   assert (tmp_path / "out/stage/checkpoints/7").is_dir()
   checkpoint.clear("out/stage")
@@ -69,7 +70,7 @@ def test_what_is_saved_is_loaded(saved, tokenizer):
   loaded = checkpoint.load(workdir, _mesh(1), "config.policy")
   _assert_equal(loaded.params, params)
   assert loaded.config == _CONFIG
-  assert (loaded.prompt_style, loaded.step) == ("brief", 7)
+  assert (loaded.variant, loaded.step) == (Variant("brief"), 7)
   assert loaded.tokenizer.get_vocab() == tokenizer.get_vocab()
   assert loaded.tokenizer.encode(TEXT) == tokenizer.encode(TEXT)
   assert loaded.tokenizer.chat_template == tokenizer.chat_template

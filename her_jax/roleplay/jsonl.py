@@ -1,0 +1,94 @@
+"""JSON Lines in, line by line, with the place of every fault."""
+
+from collections.abc import Callable, Iterator, Mapping
+import json
+import os
+import pathlib
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+class DataError(ValueError):
+  """Input that breaks the data's contract. The message names the place and the mend."""
+
+
+def read_jsonl(
+  path: str | os.PathLike[str], build: Callable[[Mapping[str, Any]], _T]
+) -> list[_T]:
+  """Reads one value a line with `build`.
+
+  Raises:
+    DataError: with file, line and id in front of what is wrong.
+  """
+  made = []
+  for number, row in each_line(path, build):
+    if isinstance(row, DataError):
+      raise DataError(f"{path}:{number}{row}")
+    made.append(row)
+  return made
+
+
+def each_line(
+  path: str | os.PathLike[str], build: Callable[[Mapping[str, Any]], _T]
+) -> Iterator[tuple[int, _T | DataError]]:
+  """Each line that is not blank: its number, and what `build` made of it or why it failed.
+
+  Raises:
+    DataError: there is no such file.
+  """
+  path = pathlib.Path(path)
+  if not path.is_file():
+    raise DataError(f"{path}: no such file; pass an existing JSON Lines file")
+  first_line: dict[Any, int] = {}
+  with path.open("rb") as f:
+    for number, raw in enumerate(f, 1):
+      row: Any = None
+      try:
+        row = parse_json(raw)
+        if row is None:
+          continue
+        if not isinstance(row, dict):
+          raise DataError(f"expected one JSON object a line, got {type(row).__name__}")
+        made = build(row)
+        if (own := row.get("id")) is not None and isinstance(own, str):
+          if own in first_line:
+            raise DataError(
+              f"id: stands twice, in line {first_line[own]} too; ids must be unique"
+            )
+          first_line[own] = number
+        yield number, made
+      except DataError as error:
+        name = f" (id {row['id']!r})" if isinstance(row, dict) and row.get("id") else ""
+        yield number, DataError(f"{name}: {error}")
+
+
+def parse_json(raw: bytes) -> Any:
+  """One JSON text; None for blanks alone.
+
+  Raises:
+    DataError: it is no UTF-8, no JSON, or holds what cannot be written again.
+  """
+  try:
+    text = raw.decode("utf-8-sig")
+  except UnicodeDecodeError:
+    raise DataError("not UTF-8; save the file in that encoding") from None
+  if not text.strip():
+    return None
+  try:
+    row = json.loads(text)
+  except json.JSONDecodeError as error:
+    raise DataError(
+      f"not valid JSON at column {error.colno} ({error.msg});"
+      f" each line must be one whole JSON object"
+    ) from None
+  except (RecursionError, ValueError) as error:  # Nested without end, or a number without.
+    raise DataError(f"not usable JSON ({type(error).__name__}); write it more simply") from None
+  if "\\ud" in text.lower():
+    try:
+      json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+      raise DataError(
+        "half of a surrogate pair (\\ud800–\\udfff); write the whole one"
+      ) from None
+  return row
