@@ -82,7 +82,6 @@ setuptools.setup(
   package_data={
     "data_pipeline": ["samples/*"],
     "her_jax": [
-      "roleplay/*.json",
       "roleplay/*.jsonl",
       "evaluation/*.jinja",
     ],

@@ -180,6 +180,8 @@ def judge_trees(
   by_id = {scene.id: scene for scene in scenes}
   rows, counts = [], Counts()
   rng = np.random.default_rng(seed)
+  # Beside what decides, a judgement names a principle that both keep, of those used here.
+  used = {principle for pair in pairs for principle in (*pair.violates_1, *pair.violates_2)}
   for pair in pairs:
     told = judging.decide(pair.violates_1, pair.violates_2)
     if told != pair.winner:
@@ -189,8 +191,8 @@ def judge_trees(
       )
     scene = by_id[pair.scene]
     context = judging.context_ids(scene, pair.turn, tokenizer, history, variant)
-    kept = set(principles.library()) - {*pair.violates_1, *pair.violates_2}
-    also = [sorted(kept)[rng.integers(len(kept))]]
+    kept = (used or set(principles.library())) - {*pair.violates_1, *pair.violates_2}
+    also = [sorted(kept)[rng.integers(len(kept))]] if kept else []
     one, two = (pair.candidate_1, pair.violates_1), (pair.candidate_2, pair.violates_2)
     prompts, targets = [], []
     for (text_1, broken_1), (text_2, broken_2) in ((one, two), (two, one)):

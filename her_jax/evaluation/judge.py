@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from her_jax.evaluation.console import JudgedPair
 from her_jax.rl.judge import Comparison, Judge
 from her_jax.roleplay.judging import swap
@@ -23,7 +25,8 @@ def evaluate_judge(
     `accuracy` over the judgements of pairs with a winner, `by_kind`, `tie_accuracy` for the
     pairs labelled tie, `flip_rate` (share of pairs whose two verdicts contradict each other),
     `first_share` (how often the first candidate wins, among verdicts that name one),
-    `unparsed`, and counts. A rate with nothing to average is None.
+    `length_correlation` (Pearson's, of how much longer candidate 1 is with its winning 1, tying
+    0 or losing −1: near 0 for a judge that length does not sway), `unparsed`, and counts. A rate with nothing to average is None.
   """
   comparisons = []
   for pair in pairs:
@@ -60,8 +63,24 @@ def evaluate_judge(
     "tie_pairs": len(tie_correct) // 2,
     "flip_rate": mean(flips),
     "first_share": mean([winner == "cand_1" for winner in named]),
+    "length_correlation": _length_correlation(comparisons, winners),
     "unparsed": sum(winner is None for winner in winners) / max(len(winners), 1),
   }
+
+
+def _length_correlation(
+  comparisons: Sequence[Comparison], winners: Sequence[str | None]
+) -> float | None:
+  """None where lengths or verdicts are all alike."""
+  sides = {"cand_1": 1.0, "tie": 0.0, "cand_2": -1.0}
+  points = [
+    (len(c.candidate_1) - len(c.candidate_2), sides[winner])
+    for c, winner in zip(comparisons, winners, strict=True)
+    if winner
+  ]
+  if any(len(set(values)) < 2 for values in zip(*points, strict=True)) or not points:
+    return None
+  return float(np.corrcoef(np.asarray(points).T)[0, 1])
 
 
 def judged_pairs(

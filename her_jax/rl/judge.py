@@ -52,10 +52,7 @@ class Judge:
     verdicts = [judging.Verdict(None, "too long")] * len(prompts)
     for i, (completion,) in zip(fitting, drawn, strict=True):
       text = chat.decode_text(completion.ids, self._tokenizer)
-      if completion.finished:
-        verdicts[i] = judging.parse_verdict(text)
-      else:
-        verdicts[i] = judging.Verdict(None, "truncated", text=text)
+      verdicts[i] = judging.parse_verdict(text, completion.finished)
     return verdicts
 
   def prompt(self, comparison: Comparison) -> list[int] | None:

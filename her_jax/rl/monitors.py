@@ -9,11 +9,14 @@ import numpy as np
 
 from her_jax.evaluation import policy as policy_evaluation
 from her_jax.rl.rollout import Group
-from her_jax.roleplay import grammar
+from her_jax.roleplay import grammar, judging
 
 
 def rollout_metrics(groups: Sequence[Group], advantages: np.ndarray) -> dict[str, float | None]:
-  """Shares and means over one step's rollouts; layouts over the finished ones."""
+  """Shares and means over one step's rollouts; layouts over the finished ones.
+
+  `planted` is the share whose text could be taken for a verdict or a fence.
+  """
   rollouts = [r for group in groups for r in group.rollouts]
   outcomes = [r.outcome for r in rollouts]
   layouts = [
@@ -32,6 +35,7 @@ def rollout_metrics(groups: Sequence[Group], advantages: np.ndarray) -> dict[str
     "truncated": sum(not r.completion.finished for r in rollouts) / count,
     "empty": sum(r.empty for r in rollouts) / count,
     "grammar_valid": sum(r.valid for r in rollouts) / count,
+    "planted": sum(bool(judging.planted(r.text)) for r in rollouts) / count,
     "layout_entropy": policy_evaluation.entropy_bits(layouts),
     "layout_top1": policy_evaluation.top_share(layouts),
     "completion_tokens": float(np.mean([len(r.completion.ids) for r in rollouts])),

@@ -1,6 +1,8 @@
-"""JSON Lines in, line by line, with the place of every fault."""
+"""JSON Lines in, line by line, and objects → dataclasses, with the place of every fault."""
 
 from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+import difflib
 import json
 import os
 import pathlib
@@ -14,15 +16,15 @@ class DataError(ValueError):
 
 
 def read_jsonl(
-  path: str | os.PathLike[str], build: Callable[[Mapping[str, Any]], _T]
+  path: str | os.PathLike[str], make: Callable[[Mapping[str, Any]], _T]
 ) -> list[_T]:
-  """Reads one value a line with `build`.
+  """Reads one value a line with `make`.
 
   Raises:
     DataError: with file, line and id in front of what is wrong.
   """
   made = []
-  for number, row in each_line(path, build):
+  for number, row in each_line(path, make):
     if isinstance(row, DataError):
       raise DataError(f"{path}:{number}{row}")
     made.append(row)
@@ -30,9 +32,9 @@ def read_jsonl(
 
 
 def each_line(
-  path: str | os.PathLike[str], build: Callable[[Mapping[str, Any]], _T]
+  path: str | os.PathLike[str], make: Callable[[Mapping[str, Any]], _T]
 ) -> Iterator[tuple[int, _T | DataError]]:
-  """Each line that is not blank: its number, and what `build` made of it or why it failed.
+  """Each line that is not blank: its number, and what `make` made of it or why it failed.
 
   Raises:
     DataError: there is no such file.
@@ -50,7 +52,7 @@ def each_line(
           continue
         if not isinstance(row, dict):
           raise DataError(f"expected one JSON object a line, got {type(row).__name__}")
-        made = build(row)
+        made = make(row)
         if (own := row.get("id")) is not None and isinstance(own, str):
           if own in first_line:
             raise DataError(
@@ -92,3 +94,44 @@ def parse_json(raw: bytes) -> Any:
         "half of a surrogate pair (\\ud800–\\udfff); write the whole one"
       ) from None
   return row
+
+
+def build(cls: type[_T], row: Any, where: str, required: tuple[str, ...]) -> _T:
+  """Makes a dataclass of a row; what it has no field for goes into `extra`."""
+  if not isinstance(row, Mapping):
+    raise DataError(f"{where}: expected an object, got {type(row).__name__}")
+  known = {f.name: f for f in dataclasses.fields(cls) if f.name != "extra"}  # type: ignore[arg-type]
+  for name, field in known.items():
+    if field.type is not str:
+      continue
+    at = f"{where}.{name}" if where else name
+    if name in required and not (isinstance(row.get(name), str) and row[name].strip()):
+      raise DataError(f"{at}: missing or empty; give it a text")
+    if name in row and not isinstance(row[name], str):
+      raise DataError(f"{at}: expected a text, got {row[name]!r}")
+  extra = {name: value for name, value in row.items() if name not in known}
+  for name in extra:
+    if near := _misspelt(name, set(known) - set(row)):
+      raise DataError(f"{f'{where}.' if where else ''}{name}: no such field; is it {near!r}?")
+  fields = {name: row[name] for name in known if name in row}
+  return cls(**fields, extra=extra)  # type: ignore[call-arg]
+
+
+def _misspelt(name: str, absent: set[str]) -> str | None:
+  """The absent field that `name` is a slip for: a plan under `plans` would never be trained."""
+  for field in sorted(absent):
+    if sorted(field) == sorted(name):
+      return field
+  return next(iter(difflib.get_close_matches(name, sorted(absent), 1, 0.85)), None)
+
+
+def list_of(row: Mapping[str, Any], field: str) -> list[Any]:
+  value = row.get(field)
+  if not isinstance(value, list) or not value:
+    raise DataError(f"{field}: missing or empty; give a list of objects")
+  return value
+
+
+def one_of(value: str, allowed: tuple[str, ...], field: str) -> None:
+  if value not in allowed:
+    raise DataError(f"{field}: {value!r} is not one of {', '.join(allowed)}")

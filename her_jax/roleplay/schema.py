@@ -6,21 +6,18 @@ there: a broken line is never skipped in silence. Fields that are not known here
 the role-play bench are read by `formats`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 import dataclasses
-import difflib
 import json
 import os
-from typing import Any, TypeVar
+from typing import Any
 
 from her_jax.roleplay import grammar
-from her_jax.roleplay.jsonl import DataError, read_jsonl
+from her_jax.roleplay.jsonl import DataError, build, list_of, one_of, read_jsonl
 
 ENVIRONMENT = {"en": "Environment", "zh": "环境"}
 SPLITS = ("train", "heldout")
 WINNERS = ("cand_1", "cand_2", "tie")
-
-_T = TypeVar("_T")
 
 
 def _extra() -> Any:
@@ -169,44 +166,67 @@ def trajectory_from_dict(row: Mapping[str, Any]) -> Trajectory:
   Raises:
     DataError: names the field and the mend.
   """
-  fields = dict(row)
-  fields["characters"] = tuple(
-    _build(Character, entry, f"characters[{i}]", required=("name",))
-    for i, entry in enumerate(_list(row, "characters"))
-  )
-  fields["turns"] = tuple(
-    _build(Turn, entry, f"turns[{i}]", required=("speaker", "reply"))
-    for i, entry in enumerate(_list(row, "turns"))
-  )
-  trajectory = _build(Trajectory, fields, "", required=("id", "scenario"))
+  trajectory = build_trajectory(row)
   check_trajectory(trajectory)
   return trajectory
+
+
+def build_trajectory(row: Mapping[str, Any]) -> Trajectory:
+  """Builds a trajectory of which only the fields' types are checked; see `problems`."""
+  fields = dict(row)
+  fields["characters"] = tuple(
+    build(Character, entry, f"characters[{i}]", required=("name",))
+    for i, entry in enumerate(list_of(row, "characters"))
+  )
+  fields["turns"] = tuple(
+    build(Turn, entry, f"turns[{i}]", required=("speaker", "reply"))
+    for i, entry in enumerate(list_of(row, "turns"))
+  )
+  return build(Trajectory, fields, "", required=("id", "scenario"))
 
 
 def check_trajectory(trajectory: Trajectory) -> None:
   """Holds a trajectory to the contract that everything behind it relies on.
 
   Raises:
-    DataError: names the field and the mend.
+    DataError: the first of its `problems`.
   """
-  _one_of(trajectory.language, tuple(ENVIRONMENT), "language")
-  _one_of(trajectory.split, SPLITS, "split")
+  for problem in problems(trajectory):
+    raise problem
+
+
+def problems(trajectory: Trajectory) -> Iterator[DataError]:
+  """All that breaks the contract, each with field and mend; one a character and turn."""
   names = [character.name for character in trajectory.characters]
-  for i, name in enumerate(names):
-    where = f"characters[{i}].name"
-    if name != name.strip() or "\n" in name:
-      raise DataError(f"{where}: {name!r} has blanks around it or a line break; remove them")
-    if name.endswith((":", "：")):
-      raise DataError(f"{where}: {name!r} ends in a colon; leave it to the renderer")
-    if name == trajectory.environment:
-      raise DataError(f"{where}: {name!r} is reserved for what no character says; rename it")
-    if name in names[:i]:
-      raise DataError("characters: a name stands twice; give every character a name of its own")
-  for i, turn in enumerate(trajectory.turns):
-    _check_turn(turn, f"turns[{i}]", trajectory, names)
+  checks: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+    (one_of, (trajectory.language, tuple(ENVIRONMENT), "language")),
+    (one_of, (trajectory.split, SPLITS, "split")),
+    *((_check_name, (names, i, trajectory)) for i in range(len(names))),
+    *((_check_turn, (t, f"turns[{i}]", trajectory)) for i, t in enumerate(trajectory.turns)),
+  ]
+  for check, arguments in checks:
+    try:
+      check(*arguments)
+    except DataError as error:
+      yield error
+      if check is one_of:
+        return  # Without its language the rest cannot be told.
 
 
-def _check_turn(turn: Turn, where: str, scene: Scene, names: list[str]) -> None:
+def _check_name(names: Sequence[str], i: int, scene: Scene) -> None:
+  name, where = names[i], f"characters[{i}].name"
+  if name != name.strip() or "\n" in name:
+    raise DataError(f"{where}: {name!r} has blanks around it or a line break; remove them")
+  if name.endswith((":", "：")):
+    raise DataError(f"{where}: {name!r} ends in a colon; leave it to the renderer")
+  if name == scene.environment:
+    raise DataError(f"{where}: {name!r} is reserved for what no character says; rename it")
+  if name in names[:i]:
+    raise DataError("characters: a name stands twice; give every character a name of its own")
+
+
+def _check_turn(turn: Turn, where: str, scene: Scene) -> None:
+  names = {character.name for character in scene.characters}
   if turn.speaker != scene.environment and turn.speaker not in names:
     raise DataError(
       f"{where}.speaker: {turn.speaker!r} is not among the characters {sorted(names)};"
@@ -249,9 +269,9 @@ def pair_from_dict(row: Mapping[str, Any]) -> PreferencePair:
   if type(row.get("turn")) is not int or row["turn"] < 0:
     raise DataError(f"turn: expected the index of a turn, got {row.get('turn')!r}")
   required = ("id", "scene", "candidate_1", "candidate_2", "winner")
-  pair = _build(PreferencePair, fields, "", required=required)
-  _one_of(pair.winner, WINNERS, "winner")
-  _one_of(pair.split, SPLITS, "split")
+  pair = build(PreferencePair, fields, "", required=required)
+  one_of(pair.winner, WINNERS, "winner")
+  one_of(pair.split, SPLITS, "split")
   return pair
 
 
@@ -266,15 +286,15 @@ def judgement_from_dict(row: Mapping[str, Any]) -> Judgement:
   if not isinstance(findings, list):
     raise DataError(f"findings: expected a list of objects, got {findings!r}")
   fields["findings"] = tuple(
-    _build(Finding, entry, f"findings[{i}]", required=("principle", "winner"))
+    build(Finding, entry, f"findings[{i}]", required=("principle", "winner"))
     for i, entry in enumerate(findings)
   )
   if not isinstance(row.get("swapped", False), bool):
     raise DataError(f"swapped: expected true or false, got {row['swapped']!r}")
-  judgement = _build(Judgement, fields, "", required=("id", "pair", "winner"))
-  _one_of(judgement.winner, WINNERS, "winner")
+  judgement = build(Judgement, fields, "", required=("id", "pair", "winner"))
+  one_of(judgement.winner, WINNERS, "winner")
   for i, finding in enumerate(judgement.findings):
-    _one_of(finding.winner, WINNERS, f"findings[{i}].winner")
+    one_of(finding.winner, WINNERS, f"findings[{i}].winner")
   return judgement
 
 
@@ -284,19 +304,26 @@ def read_trajectories(path: str | os.PathLike[str]) -> list[Trajectory]:
 
 
 def read_pairs(
-  path: str | os.PathLike[str], scenes: Iterable[Scene] | None = None
+  path: str | os.PathLike[str],
+  scenes: Iterable[Scene] | None = None,
+  principles: Container[str] | None = None,
 ) -> list[PreferencePair]:
-  """Reads a JSON Lines file of preference pairs; each must fit its scene if `scenes` is given."""
+  """Reads a JSON Lines file of preference pairs.
+
+  Args:
+    scenes: if given, each pair must fit one of them.
+    principles: if given with `scenes`, the ids that a pair may refer to.
+  """
   if scenes is None:
     return read_jsonl(path, pair_from_dict)
   by_id = {scene.id: scene for scene in scenes}
 
-  def build(row: Mapping[str, Any]) -> PreferencePair:
+  def fitting(row: Mapping[str, Any]) -> PreferencePair:
     pair = pair_from_dict(row)
-    check_pair(pair, by_id)
+    check_pair(pair, by_id, principles)
     return pair
 
-  return read_jsonl(path, build)
+  return read_jsonl(path, fitting)
 
 
 def read_judgements(path: str | os.PathLike[str]) -> list[Judgement]:
@@ -304,8 +331,12 @@ def read_judgements(path: str | os.PathLike[str]) -> list[Judgement]:
   return read_jsonl(path, judgement_from_dict)
 
 
-def check_pair(pair: PreferencePair, scenes: Mapping[str, Scene]) -> None:
-  """Holds a pair to its scene.
+def check_pair(
+  pair: PreferencePair,
+  scenes: Mapping[str, Scene],
+  principles: Container[str] | None = None,
+) -> None:
+  """Holds a pair to its scene, and what it says is broken to the library.
 
   Raises:
     DataError: names the field and the mend.
@@ -321,6 +352,12 @@ def check_pair(pair: PreferencePair, scenes: Mapping[str, Scene]) -> None:
     raise DataError(f"turn: {pair.turn} is the environment's; a pair compares a character's")
   if pair.split != scene.split:
     raise DataError(f"split: {pair.split!r}, but that of scene {scene.id!r} is {scene.split!r}")
+  for field, broken in (("violates_1", pair.violates_1), ("violates_2", pair.violates_2)):
+    for principle in broken:
+      if principles is not None and principle not in principles:
+        raise DataError(
+          f"{field}: {principle!r} is no principle of the library; correct the id"
+        )
 
 
 def to_dict(value: Any) -> dict[str, Any]:
@@ -348,44 +385,3 @@ def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Any]) -> None:
   with open(path, "w", encoding="utf-8") as f:
     for row in rows:
       f.write(json.dumps(to_dict(row), ensure_ascii=False) + "\n")
-
-
-def _build(cls: type[_T], row: Any, where: str, required: tuple[str, ...]) -> _T:
-  """Makes a dataclass of a row; what it has no field for goes into `extra`."""
-  if not isinstance(row, Mapping):
-    raise DataError(f"{where}: expected an object, got {type(row).__name__}")
-  known = {f.name: f for f in dataclasses.fields(cls) if f.name != "extra"}  # type: ignore[arg-type]
-  for name, field in known.items():
-    if field.type is not str:
-      continue
-    at = f"{where}.{name}" if where else name
-    if name in required and not (isinstance(row.get(name), str) and row[name].strip()):
-      raise DataError(f"{at}: missing or empty; give it a text")
-    if name in row and not isinstance(row[name], str):
-      raise DataError(f"{at}: expected a text, got {row[name]!r}")
-  extra = {name: value for name, value in row.items() if name not in known}
-  for name in extra:
-    if near := _misspelt(name, set(known) - set(row)):
-      raise DataError(f"{f'{where}.' if where else ''}{name}: no such field; is it {near!r}?")
-  fields = {name: row[name] for name in known if name in row}
-  return cls(**fields, extra=extra)  # type: ignore[call-arg]
-
-
-def _misspelt(name: str, absent: set[str]) -> str | None:
-  """The absent field that `name` is a slip for: a plan under `plans` would never be trained."""
-  for field in sorted(absent):
-    if sorted(field) == sorted(name):
-      return field
-  return next(iter(difflib.get_close_matches(name, sorted(absent), 1, 0.85)), None)
-
-
-def _list(row: Mapping[str, Any], field: str) -> list[Any]:
-  value = row.get(field)
-  if not isinstance(value, list) or not value:
-    raise DataError(f"{field}: missing or empty; give a list of objects")
-  return value
-
-
-def _one_of(value: str, allowed: tuple[str, ...], field: str) -> None:
-  if value not in allowed:
-    raise DataError(f"{field}: {value!r} is not one of {', '.join(allowed)}")

@@ -93,6 +93,10 @@ def run(
         state, scalars = step_fn(state, sharding.to_global(batch, mesh))
         updates.append({k: float(v) for k, v in scalars.items()})
       values = monitors.rollout_metrics(groups, gains)
+      if values["planted"]:
+        logging.warning(
+          "step %d: %.3g of the replies imitate a verdict", step, values["planted"]
+        )
       values |= {k: float(np.mean([u[k] for u in updates])) for k in updates[0]}
       if not all(np.isfinite(u["loss"]) for u in updates):
         raise loop.NotFinite(f"RL: the loss of step {step} is no longer a number")

@@ -10,6 +10,7 @@ import ml_collections
 from transformers import PreTrainedTokenizerBase
 
 from data_pipeline import samples
+from data_pipeline.preferences import corruptions
 from her_jax import sharding
 from her_jax.errors import ConfigError
 from her_jax.hf import load as hf_load
@@ -66,7 +67,7 @@ def load_pairs(config: ml_collections.ConfigDict, scenes: Scenes) -> list[Prefer
       f" --scenes={config.data.scenes} --pairs=pairs.jsonl) and pass --config.data.pairs"
     )
   path = samples.PAIRS if config.data.pairs == "samples" else config.data.pairs
-  return schema.read_pairs(path, scenes.all)
+  return schema.read_pairs(path, scenes.all, principles.library())
 
 
 def start_model(
@@ -165,6 +166,8 @@ def word_ids(tokenizer: PreTrainedTokenizerBase, scenes: Scenes) -> list[int]:
 
 def _texts(scenes: list[Trajectory]) -> Iterator[str]:
   """What the tiny tokenizer is trained on: all that prompts and replies of `scenes` hold."""
+  # The principles that judge pairs made of scenes decide by.
+  spoilt = [principle for _, broken in corruptions.CORRUPTIONS.values() for principle in broken]
   for scene in scenes:
     for character in scene.characters:
       yield from (
@@ -176,7 +179,7 @@ def _texts(scenes: list[Trajectory]) -> Iterator[str]:
     for turn in scene.turns:
       yield turn.plan
       yield f"{turn.speaker}: {turn.reply}"
-    for principle in principles.library():
+    for principle in spoilt:
       for one, two in (([principle], []), ([], [principle]), ([principle], [principle])):
         yield judging.judgement_text(one, two, [], scene.language)
     yield judging.candidates_text("", "")

@@ -173,5 +173,5 @@ def test_both_orders_share_the_context():
   assert orders[0] != orders[1]
   for order in orders:
     text = tokenizer.decode(context + order)
-    assert text.startswith("<|im_start|>system\nCompare two replies")
+    assert text.startswith("<|im_start|>system\nYou compare two replies")
     assert text.endswith("</candidate_2><|im_end|>\n<|im_start|>assistant\n")

@@ -240,6 +240,7 @@ def test_a_bad_pair_is_named_with_place_field_and_mend(tmp_path, change, field):
     ({"scene": "nowhere"}, "scene: 'nowhere' is not among the scenes"),
     ({"turn": 9}, "turn: 9, but scene 'quay' has"),
     ({"turn": 0}, "turn: 0 is the environment's"),
+    ({"violates_2": ["vivd"]}, "violates_2: 'vivd' is no principle of the library"),
     ({"split": "train"}, "split: 'train', but that of scene 'quay' is 'heldout'"),
   ],
 )
@@ -250,7 +251,7 @@ def test_a_pair_that_does_not_fit_its_scene_is_named(tmp_path, change, told):
   scenes = [schema.trajectory_from_dict(SCENE)]
   assert len(schema.read_pairs(path)) == 2
   with pytest.raises(schema.DataError) as caught:
-    schema.read_pairs(path, scenes)
+    schema.read_pairs(path, scenes, {"vivid"})
   assert str(caught.value).startswith(f"{path}:2 (id 'quay/2'): ")
   assert told in str(caught.value)
 
