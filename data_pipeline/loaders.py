@@ -106,6 +106,7 @@ def _lay_out(dialogue: chat.Dialogue, context_weight: float, name_weight: float)
   for branch in dialogue.branches:
     weights = [1.0] * len(branch.ids)
     weights[branch.name_at] = name_weight
+    weights[: branch.given] = [0.0] * branch.given
     branches.append(trees.Branch(branch.at, branch.ids, weights))
   return trees.lay_out(dialogue.trunk, branches, context_weight)
 

@@ -87,12 +87,14 @@ class Branch:
     ids: plan, `Name: reply`, end token.
     turn: of the conversation.
     name_at: index in `ids` where the name begins.
+    given: ids in front that belong to the prompt and are no targets.
   """
 
   at: int
   ids: list[int]
   turn: int
   name_at: int
+  given: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,9 +197,7 @@ def fit_prompt(
   """
   name = trajectory.turns[turn].speaker if speaker is None else speaker
   sheet = _sheet(trajectory, name, tokenizer, variant, passages)
-  header = open_message("assistant", tokenizer)
-  if variant.notation == "think" and variant.plan == "off":
-    header = [*header, *think_ids("", tokenizer)]
+  header = [*open_message("assistant", tokenizer), *_no_thinking(tokenizer, variant)]
   known: dict[_Message, list[int]] = {}
   for first in range(max(turn, 1)):
     ids = list(sheet)
@@ -271,18 +271,26 @@ def render_dialogue(
   """
   trunk = _sheet(trajectory, name, tokenizer, variant)
   header = open_message("assistant", tokenizer)
+  given = _no_thinking(tokenizer, variant)
   branches = []
   for m in _messages(trajectory, turns or range(len(trajectory.turns)), name, variant):
     if m.turn is not None and m.turn >= first_trained:
       turn = trajectory.turns[m.turn]
       if turn.plan:
         ids = completion_ids(turn.plan, name, turn.reply, tokenizer, variant)
-        name_at = len(_plan_ids(turn.plan, tokenizer, variant))
-        branches.append(Branch(len(trunk) + len(header), ids, m.turn, name_at))
+        name_at = len(given) + len(_plan_ids(turn.plan, tokenizer, variant))
+        at = len(trunk) + len(header)
+        branches.append(Branch(at, given + ids, m.turn, name_at, len(given)))
     trunk += message(m.role, m.text, tokenizer)
   if branches:
     trunk = trunk[: branches[-1].at]
   return Dialogue(trunk, branches)
+
+
+def _no_thinking(tokenizer: PreTrainedTokenizerBase, variant: Variant) -> list[int]:
+  """The empty think block by which Qwen is told not to think, before a reply without a plan."""
+  silent = variant.notation == "think" and variant.plan == "off"
+  return think_ids("", tokenizer) if silent else []
 
 
 def _plan_ids(plan: str, tokenizer: PreTrainedTokenizerBase, variant: Variant) -> list[int]:
