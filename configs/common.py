@@ -81,7 +81,7 @@ def sampling(tiny: bool) -> ml_collections.ConfigDict:
       "prompt_length": 192 if tiny else 6144,
       "max_new_tokens": 192 if tiny else 2048,
       "prompts_per_call": 16 if tiny else 64,
-      "temperature": 0.5 if tiny else 1.0,
+      "temperature": 0.4 if tiny else 1.0,
     }
   )
 
