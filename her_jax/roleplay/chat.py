@@ -146,15 +146,7 @@ def read_completion(
   text = grammar.cut_before(text, others)
   if variant.notation != "coser":
     return grammar.parse(text, speaker)
-  # The plan, where there is one, stands in our notation; what follows in CoSER's.
-  found = grammar.parse(text, speaker)
-  rest = "".join(s.text for s in found.segments if s.kind != grammar.PLAN)
-  plan = [s for s in found.segments if s.kind == grammar.PLAN]
-  reply = notations.from_coser(rest)
-  malformed = "malformed" in (found.status, reply.status)
-  problems = found.problems + reply.problems
-  status = "malformed" if malformed else "repaired" if problems else "ok"
-  return grammar.Reply((*plan, *reply.segments), status, problems, found.speaker)
+  return notations.from_either(text, speaker)
 
 
 def render_prompt(

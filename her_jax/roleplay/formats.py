@@ -1,18 +1,26 @@
 """Rows of other projects' data → `schema.Trajectory`: CoSER, HER, and the role-play bench.
 
 Both spellings of a field are read where two exist (`thought` and `motivation`, `summary` and
-`experience`, and HER's `…_enriched` before the plain one). Fields without a place of their own
-are kept in `extra`, under the format's name. `trajectories` tells the formats apart by their fields.
+`experience`, and HER's `…_enriched` before the plain one). What has no place of its own, and
+what another spelling stood before, is kept in `extra` under the format's name, of scene,
+character and turn alike. `trajectories` tells the formats apart by their fields.
+
+A field that is missing or of another type is a `DataError` here; whether the dialogue itself
+can be used is for `schema.problems` to say.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 import re
-from typing import Any
 
-from her_jax.roleplay import grammar, notations, prompts, schema, tags
-from her_jax.roleplay.schema import Character, DataError, Trajectory, Turn
+from her_jax.roleplay import grammar, notations, prompts, rows, schema
+from her_jax.roleplay.rows import Row
+from her_jax.roleplay.schema import DataError, Trajectory, Turn
 
-Row = Mapping[str, Any]
+# Of rows that tell the scene in the character's sheet alone.
+_SCENARIO = {
+  "en": "{name} meets the others of the sheet and talks with them.",
+  "zh": "{name}与设定中的人物相遇并交谈。",
+}
 
 
 def trajectories(row: Row) -> list[Trajectory]:
@@ -36,209 +44,158 @@ def from_coser_case(row: Row) -> Trajectory:
   Raises:
     DataError: names the field and the mend.
   """
-  place = f"{row.get('book', 'coser')}/{row.get('i_p', 0)}/{row.get('i_c', 0)}"
-  plot = row.get("plot") or {}
-  people = _People(row.get("character_profiles") or {})
+  plot = rows.object_of(row.get("plot") or {}, "plot")
+  people = rows.People("coser")
+  profiles = rows.object_of(row.get("character_profiles") or {}, "character_profiles")
+  for name in profiles:
+    people.describe(name, {"profile": rows.text_of(profiles, name, "character_profiles.")}, "")
   people.add(plot.get("key_characters"), "plot.key_characters")
   people.add(row.get("key_characters"), "key_characters")
-  turns = [_turn(entry, f"dialogues[{i}]") for i, entry in enumerate(_list(row, "dialogues"))]
+  turns = []
+  for i, entry in enumerate(rows.objects_of(row, "dialogues")):
+    turns.append(rows.turn_of(entry, f"dialogues[{i}]", "coser"))
   known = {"book", "plot", "character_profiles", "key_characters", "dialogues", "scenario"}
-  return Trajectory(
-    id=place,
-    scenario=_text(row, "scenario"),
-    characters=people.characters(turns),
-    turns=tuple(turns),
-    source=_text(row, "book"),
-    topic=_text(row, "topic"),
-    summary=_text(plot, "summary"),
+  return rows.gather(
+    "coser",
+    people,
+    turns,
+    {
+      **rows.rest_of(row, {*known, "topic"}),
+      "plot": rows.rest_of(plot, {"summary", "key_characters"}),
+    },
+    id=f"{rows.text_of(row, 'book') or 'coser'}/{row.get('i_p', 0)}/{row.get('i_c', 0)}",
+    scenario=rows.required_text(row, "scenario", "describe the scene"),
+    source=rows.text_of(row, "book"),
+    topic=rows.text_of(row, "topic"),
+    summary=rows.text_of(plot, "summary", "plot."),
     # The test set is never for training, whichever books it comes from.
     split="heldout",
-    extra={
-      "coser": _rest(row, {*known, "topic"})
-      | {"plot": _rest(plot, {"summary", "key_characters"})}
-    },
   )
 
 
 def from_her_row(row: Row) -> list[Trajectory]:
   """The conversations of one of HER's rows (`full_info` and `clean`).
 
-  A plan belongs to the turn with its origin id. HER's own code went by the place after
-  merging, which moved plans to other turns.
+  A plan belongs to the turn with its origin id, the first one if it was written for several.
+  HER's own code went by the place after merging, which moved plans to other turns; so a plan
+  that `training_samples` give to one turn is not believed of another. Plans whose turn is not
+  there are kept in the first conversation's `extra["her"]["plans_without_turn"]`.
 
   Raises:
     DataError: names the field and the mend.
   """
-  plans = _plans(row.get("training_samples") or {})
+  plans = rows.Plans(row)
   used = {"conversation", "key_characters", "character_datasets", "training_samples"}
   used |= {"book_name", "summary"}
+  book = rows.text_of(row, "trace_id_book_chapter") or rows.text_of(row, "book_name") or "her"
+  plot = row.get("plot_index", row.get("i_p", 0))
+  conversations = rows.objects_of(row, "conversation")
   found = []
-  for i, conversation in enumerate(_list(row, "conversation")):
-    where = f"conversation[{i}]"
-    people = _People({})
+  for i, conversation in enumerate(conversations):
+    where = f"conversation[{i}]."
+    people = rows.People("her")
     people.add(row.get("key_characters"), "key_characters")
-    people.add(conversation.get("key_characters"), f"{where}.key_characters")
-    for name, entry in (row.get("character_datasets") or {}).items():
-      people.add([{"name": name, **entry}], f"character_datasets.{name}")
-    entries = _list(conversation, "dialogues")
-    turns = [_turn(e, f"{where}.dialogues[{k}]", plans) for k, e in enumerate(entries)]
-    known = {"key_characters", "dialogues", "scenario", "scenario_enriched", "topic"}
-    origin = row.get("trace_id_book_chapter") or (
-      f"{_text(row, 'book_name')}/{row.get('plot_index', row.get('i_p', 0))}"
-    )
+    people.add(conversation.get("key_characters"), f"{where}key_characters")
+    datasets = rows.object_of(row.get("character_datasets") or {}, "character_datasets")
+    for name, entry in datasets.items():
+      at = f"character_datasets.{name}"
+      people.describe(name, rows.object_of(entry, at), f"{at}.")
+    turns = []
+    for k, entry in enumerate(rows.objects_of(conversation, "dialogues", where)):
+      turns.append(rows.turn_of(entry, f"{where}dialogues[{k}]", "her", plans, i))
+    known = {"key_characters", "dialogues", "topic"}
+    scenario = "scenario_enriched" if conversation.get("scenario_enriched") else "scenario"
+    number = row.get("conv_index", i) if len(conversations) == 1 else i
     found.append(
-      Trajectory(
-        id=f"{origin}/{conversation.get('i_c', row.get('conv_index', i))}",
-        scenario=_either(conversation, "scenario"),
-        characters=people.characters(turns),
-        turns=tuple(turns),
-        source=_text(row, "book_name"),
-        topic=_text(conversation, "topic"),
-        summary=_text(row, "summary"),
-        extra={"her": {**_rest(row, used), **_rest(conversation, known)}},
+      rows.gather(
+        "her",
+        people,
+        turns,
+        {**rows.rest_of(row, used), **rows.rest_of(conversation, {*known, scenario})},
+        id=f"{book}/{plot}/{conversation.get('i_c', number)}",
+        scenario=rows.required_text(conversation, scenario, "describe the scene", where),
+        source=rows.text_of(row, "book_name"),
+        topic=rows.text_of(conversation, "topic", where),
+        summary=rows.text_of(row, "summary"),
       )
     )
+  if left := plans.left():
+    found[0].extra["her"]["plans_without_turn"] = left
   return found
 
 
 def from_messages(row: Row) -> Trajectory:
   """One of HER's SFT rows: `messages` of system, user and assistant, and `character`.
 
-  The system prompt becomes the character's profile as it stands.
+  The system prompt becomes the character's profile as it stands; it tells the scene too.
 
   Raises:
     DataError: names the field and the mend.
   """
-  name = _text(row, "character")
-  if not name:
-    raise DataError("character: missing or empty; name whom the assistant plays")
-  sheet = ""
+  name = rows.required_text(row, "character", "name whom the assistant plays").strip()
+  sheet: list[str] = []
   turns: list[Turn] = []
-  for i, message in enumerate(_list(row, "messages")):
-    where = f"messages[{i}]"
-    role, content = message.get("role"), _text(message, "content")
+  for i, message in enumerate(rows.objects_of(row, "messages")):
+    where = f"messages[{i}]."
+    role, content = message.get("role"), rows.text_of(message, "content", where)
     if role == "system":
-      sheet = content
+      sheet.append(content)
     elif role == "user":
       turns += _heard(content, where)
     elif role == "assistant":
       reply = grammar.parse(grammar.repair(content, name), name)
-      spoken = grammar.render(grammar.Reply(reply.seen_by("self").segments))
-      turns.append(Turn(name, spoken, tags.defuse((reply.plan or "").strip())))
+      turns.append(
+        Turn(name, rows.spoken(reply, f"{where}content"), rows.plain_plan(reply.plan or ""))
+      )
     else:
-      raise DataError(f"{where}.role: {role!r} is not one of system, user, assistant")
-  people = _People({name: sheet})
-  return Trajectory(
-    id="/".join(str(row[f]) for f in ("trace_id", "character", "turn_index") if f in row),
-    scenario="",
-    characters=people.characters(turns),
-    turns=tuple(turns),
-    extra={"her": _rest(row, {"messages", "character"})},
+      raise DataError(f"{where}role: {role!r} is not one of system, user, assistant")
+  people = rows.People("her")
+  people.describe(name, {"profile": "\n\n".join(sheet)}, "")
+  own = [
+    row[f] for f in ("trace_id", "character", "turn_index") if row.get(f) not in (None, "")
+  ]
+  if row.get("trace_id") in (None, ""):
+    own = [rows.required_text(row, "id", "give the row an id, or a trace_id")]
+  return rows.gather(
+    "her",
+    people,
+    turns,
+    rows.rest_of(row, {"messages", "character"}),
+    id="/".join(map(str, own)),
+    scenario=_SCENARIO[rows.language_of("".join(sheet))].format(name=name),
   )
 
 
 def from_minimax_seed(row: Row) -> Trajectory:
-  """A seed of the role-play bench: who meets whom, and the first two messages."""
-  name, user = _text(row, "ai_name"), _text(row, "user_name") or "User"
-  opening = [(name, _text(row, "ai_prologue")), (user, _text(row, "initial_user_input"))]
+  """A seed of the role-play bench: who meets whom, and the first two messages.
+
+  Raises:
+    DataError: names the field and the mend.
+  """
+  name = rows.required_text(row, "ai_name", "name the character").strip()
+  user = rows.text_of(row, "user_name").strip() or "User"
+  setting = rows.text_of(row, "ai_setting")
+  if user == name:
+    raise DataError(f"user_name: {user!r} is the character's name too; choose another")
+  people = rows.People("minimax")
+  people.describe(name, {"profile": setting}, "")
+  people.describe(user, {"profile": rows.text_of(row, "user_setting")}, "")
+  turns = []
+  for who, field in ((name, "ai_prologue"), (user, "initial_user_input")):
+    if text := rows.text_of(row, field).strip():
+      turns.append(Turn(who, grammar.render(notations.from_asterisks(text))))
+  if not turns:
+    raise DataError("ai_prologue: missing or empty; give it or initial_user_input a text")
   known = {"ai_name", "ai_setting", "user_name", "user_setting"}
-  return Trajectory(
-    id=_text(row, "id"),
-    scenario="",
-    characters=(
-      Character(name, _text(row, "ai_setting")),
-      Character(user, _text(row, "user_setting")),
-    ),
-    turns=tuple(
-      Turn(who, grammar.render(notations.from_asterisks(text))) for who, text in opening if text
-    ),
-    language="zh" if re.search(r"[\u4e00-\u9fff]", _text(row, "ai_setting")) else "en",
+  return rows.gather(
+    "minimax",
+    people,
+    turns,
+    rows.rest_of(row, known | {"id", "ai_prologue", "initial_user_input"}),
+    id=rows.required_text(row, "id", "give it a text"),
+    scenario=_SCENARIO[rows.language_of(setting)].format(name=name),
     split="heldout",
-    extra={"minimax": _rest(row, known | {"id", "ai_prologue", "initial_user_input"})},
   )
-
-
-class _People:
-  """Characters gathered from the several lists of a row."""
-
-  def __init__(self, profiles: Mapping[str, Any]):
-    self._found: dict[str, dict[str, Any]] = {}
-    for name, profile in profiles.items():
-      if not isinstance(profile, str):
-        raise DataError(f"character_profiles.{name}: expected a text, got {profile!r}")
-      self._entry(name)["profile"] = profile
-
-  def add(self, entries: Any, where: str) -> None:
-    for i, entry in enumerate(entries or []):
-      if not isinstance(entry, Mapping) or not _text(entry, "name"):
-        raise DataError(f"{where}[{i}].name: missing or empty; name the character")
-      mine = self._entry(_text(entry, "name"))
-      for field, spellings in _SPELLINGS.items():
-        value = next(filter(None, (_either(entry, s) for s in spellings)), "")
-        if value:
-          mine[field] = value
-      known = {"name", *(s for all_ in _SPELLINGS.values() for s in all_)}
-      rest = _rest(entry, known | {f"{name}_enriched" for name in known})
-      mine["extra"] = {**mine.get("extra", {}), **rest}
-
-  def characters(self, turns: Sequence[Turn]) -> tuple[Character, ...]:
-    """Those that are described, then those that only speak."""
-    for turn in turns:
-      if turn.speaker not in schema.ENVIRONMENT.values():
-        self._entry(turn.speaker)
-    return tuple(Character(name, **fields) for name, fields in self._found.items())
-
-  def _entry(self, name: str) -> dict[str, Any]:
-    return self._found.setdefault(name.strip(), {})
-
-
-_SPELLINGS = {
-  "profile": ("profile", "character_profile"),
-  "background": ("background",),
-  "motivation": ("motivation", "thought"),
-  "description": ("description",),
-  "experience": ("experience", "summary"),
-}
-
-
-def _turn(entry: Any, where: str, plans: Mapping[tuple[str, Any], str] | None = None) -> Turn:
-  """One message in CoSER's or our notation."""
-  if not isinstance(entry, Mapping):
-    raise DataError(f"{where}: expected an object, got {type(entry).__name__}")
-  speaker = (_text(entry, "character") or _text(entry, "speaker")).strip()
-  if not speaker:
-    raise DataError(f"{where}.character: missing or empty; name the speaker")
-  regular = _text(entry, "enhanced_speech") or _text(entry, "standard_format")
-  text = regular or _text(entry, "message")
-  if regular and grammar.parse(regular).layout().strip("S"):
-    parsed = grammar.parse(grammar.repair(regular, speaker), speaker)
-  else:
-    parsed = notations.from_coser(text)
-  reply = grammar.render(grammar.Reply(parsed.seen_by("self").segments))
-  if not reply.strip():
-    raise DataError(f"{where}.message: missing or empty; remove the turn or give it a text")
-  plan = _text(entry, "sys_thinking") or (parsed.plan or "")
-  for origin in _origins(entry):
-    plan = plan or (plans or {}).get((speaker, origin), "")
-  known = {"character", "speaker", "message", "sys_thinking"}
-  used = {"enhanced_speech", "standard_format"} if regular else set()
-  return Turn(speaker, reply, tags.defuse(plan.strip()), _rest(entry, known | used))
-
-
-def _plans(samples: Mapping[str, Any]) -> dict[tuple[str, Any], str]:
-  """(character, origin id) → the plan that was written for that turn."""
-  found = {}
-  for name, messages in samples.items():
-    for message in messages:
-      plan = _text(message, "sys_thinking_revised") or _text(message, "sys_thinking_original")
-      for origin in _origins(message) if plan else ():
-        found[name, origin] = plan
-  return found
-
-
-def _origins(entry: Row) -> list[Any]:
-  origin = entry.get("origin_id")
-  return origin if isinstance(origin, list) else [] if origin is None else [origin]
 
 
 def _heard(content: str, where: str) -> Iterable[Turn]:
@@ -247,39 +204,20 @@ def _heard(content: str, where: str) -> Iterable[Turn]:
   for line in content.split("\n"):
     if line.strip() == prompts.MARKER or not (line.strip() or turns):
       continue
-    named = re.match(r"\s*([^:：\n]{1,60})[:：]\s?(.*)", line)
-    if named:
+    named = re.match(r"\s*([^:：\n<>]{1,60})[:：]\s?(.*)", line)
+    if named and named[1].strip():
       turns.append(Turn(named[1].strip(), named[2]))
     elif turns:
       turns[-1] = Turn(turns[-1].speaker, f"{turns[-1].reply}\n{line}")
     else:
-      raise DataError(f"{where}.content: {line[:40]!r} names no speaker; write 'Name: text'")
-  return [Turn(t.speaker, t.reply.rstrip()) for t in turns if t.reply.strip()]
-
-
-def _either(row: Row, field: str) -> str:
-  return _text(row, f"{field}_enriched") or _text(row, field)
-
-
-def _text(row: Row, field: str) -> str:
-  """A field as text; "" where it is absent or null."""
-  value = row.get(field)
-  if value is None:
-    return ""
-  if not isinstance(value, str):
-    raise DataError(f"{field}: expected a text, got {value!r}")
-  return value
-
-
-def _list(row: Row, field: str) -> list[Any]:
-  value = row.get(field)
-  if not isinstance(value, list) or not value:
-    raise DataError(f"{field}: missing or empty; give a list of objects")
-  return value
-
-
-def _rest(row: Row, known: Iterable[str]) -> dict[str, Any]:
-  return {name: value for name, value in row.items() if name not in set(known)}
+      raise DataError(f"{where}content: {line[:40]!r} names no speaker; write 'Name: text'")
+  return [
+    Turn(
+      t.speaker, rows.spoken(grammar.parse(grammar.repair(t.reply.rstrip())), f"{where}content")
+    )
+    for t in turns
+    if t.reply.strip()
+  ]
 
 
 # The field that only this format has.

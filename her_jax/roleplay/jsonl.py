@@ -32,9 +32,14 @@ def read_jsonl(
 
 
 def each_line(
-  path: str | os.PathLike[str], make: Callable[[Mapping[str, Any]], _T]
+  path: str | os.PathLike[str],
+  make: Callable[[Mapping[str, Any]], _T],
+  unique: bool = True,
 ) -> Iterator[tuple[int, _T | DataError]]:
   """Each line that is not blank: its number, and what `make` made of it or why it failed.
+
+  Args:
+    unique: whether an `id` that stands twice is a fault.
 
   Raises:
     DataError: there is no such file.
@@ -53,7 +58,7 @@ def each_line(
         if not isinstance(row, dict):
           raise DataError(f"expected one JSON object a line, got {type(row).__name__}")
         made = make(row)
-        if (own := row.get("id")) is not None and isinstance(own, str):
+        if unique and isinstance(own := row.get("id"), str):
           if own in first_line:
             raise DataError(
               f"id: stands twice, in line {first_line[own]} too; ids must be unique"
@@ -75,14 +80,15 @@ def parse_json(raw: bytes) -> Any:
     text = raw.decode("utf-8-sig")
   except UnicodeDecodeError:
     raise DataError("not UTF-8; save the file in that encoding") from None
-  if not text.strip():
+  text = text.strip()
+  if not text:
     return None
   try:
     row = json.loads(text)
   except json.JSONDecodeError as error:
     raise DataError(
-      f"not valid JSON at column {error.colno} ({error.msg});"
-      f" each line must be one whole JSON object"
+      f"not valid JSON at {f'line {error.lineno}, ' if error.lineno > 1 else ''}column"
+      f" {error.colno} ({error.msg}); each line must be one whole JSON object"
     ) from None
   except (RecursionError, ValueError) as error:  # Nested without end, or a number without.
     raise DataError(f"not usable JSON ({type(error).__name__}); write it more simply") from None

@@ -1,30 +1,45 @@
 """Other notations of a turn: CoSER's `[thought] (action) speech`, and chat's `*action* speech`.
 
-CoSER's goes both ways. Text that is balanced comes back to the letter:
-`to_coser(from_coser(text)) == text`. A plan has no place in it and is left out.
+CoSER's goes both ways. Text whose brackets are balanced comes back to the letter:
+`to_coser(from_coser(text)) == text`, but for a thought within an action, which is taken out of
+it. A plan has no place in the notation and is left out.
 """
 
+from collections.abc import Iterable
 import re
 
-from her_jax.roleplay import tags
+from her_jax.roleplay import grammar, tags
 from her_jax.roleplay.grammar import Reply, Segment
 from her_jax.roleplay.tags import ACTION, SPEECH, THINKING
 
 _WIDE = {"[": "［", "]": "］", "(": "（", ")": "）"}
+# As in Markdown, a star that opens stands before a word and one that closes behind it, so that
+# "5 * 3 * 2" is no action, and two stars that stress a word are none. No action goes on past
+# a blank line.
+_STARRED = re.compile(
+  r"(?<!\*)\*(?![\s*])((?:[^*\n]|\n(?![^\S\n]*\n)|\*\*[^*\n]+\*\*)+)(?<!\s)\*(?!\*)"
+)
 
 
 def from_coser(text: str) -> Reply:
   """Reads a message in CoSER's notation.
 
-  Brackets and parentheses within a thought belong to it, parentheses within an action to that;
-  a thought within an action is hidden all the same. What opens a thought and never closes
-  hides the rest; a closing square bracket without an opening one hides what stands before it.
-  A parenthesis without its partner is speech. Tags of our own notation are defused.
+  What stands in square brackets is hidden, whatever it stands in. A bracket that opens a
+  thought and never closes hides the rest; one that closes none hides all since the thought
+  before. Parentheses pair up outside of thoughts; one without its partner is speech. Tags of
+  our own notation are defused.
 
   Example:
     from_coser("[Not him.] (bows) Sir.").layout() == "TAS"
   """
-  return _Reader(text).reply()
+  pieces, problems = _thoughts_apart(text)
+  malformed = bool(problems)
+  segments, others = _actions_apart(pieces)
+  plain = tuple(Segment(s.kind, without_tags(s.text)) for s in segments)
+  if plain != tuple(segments):
+    others.append("holds tags of the other notation, kept as text")
+  status = "malformed" if malformed else "repaired" if others else "ok"
+  return Reply(plain, status, (*problems, *others))
 
 
 def to_coser(reply: Reply) -> str:
@@ -33,20 +48,40 @@ def to_coser(reply: Reply) -> str:
   Brackets that would be read as a layer of their own (in speech, or without a partner) become
   full-width, so that a thought never leaves its brackets.
   """
-  written = []
   spoken = "".join(s.text for s in reply.segments if s.kind == SPEECH)
-  # Parentheses of one sort alone find no partner, as in "1) and 2)".
-  lone = "(" not in spoken or ")" not in spoken
+  # Parentheses without a partner, as in "1) and 2)", are read as speech.
+  spoken = _widen(spoken, _partners(spoken, "()").items()).translate(_all_wide("[]"))
+  written, at = [], 0
   for segment in reply.segments:
     if segment.kind == THINKING:
       written.append(f"[{_widen_odd(segment.text, '[]')}]")
     elif segment.kind == ACTION:
-      inner = _widen_odd(segment.text, "()")
-      written.append(f"({inner.translate(_widen('[]'))})")
+      written.append(f"({_widen_odd(segment.text, '()').translate(_all_wide('[]'))})")
     elif segment.kind == SPEECH:
-      signs = "[]" if lone else "[]()"
-      written.append(segment.text.translate(_widen(signs)))
+      written.append(spoken[at : at + len(segment.text)])
+      at += len(segment.text)
   return "".join(written)
+
+
+def from_either(text: str, speaker: str | None = None) -> Reply:
+  """Reads a turn in which some layers stand in our notation and some in CoSER's.
+
+  Example:
+    from_either("<system_thinking>P</system_thinking>Una: [No.] Yes.", "Una").layout() == "TS"
+  """
+  ours = grammar.parse(text, speaker)
+  segments: list[Segment] = []
+  problems, statuses = list(ours.problems), {ours.status}
+  for segment in ours.segments:
+    if segment.kind == SPEECH:
+      theirs = from_coser(segment.text)
+      segments += theirs.segments
+      problems += theirs.problems
+      statuses.add(theirs.status)
+    else:
+      segments.append(segment)
+  status = next(s for s in ("malformed", "repaired", "ok") if s in statuses)
+  return Reply(tuple(segments), status, tuple(problems), ours.speaker)
 
 
 def from_asterisks(text: str) -> Reply:
@@ -56,109 +91,107 @@ def from_asterisks(text: str) -> Reply:
     from_asterisks("*nods* Go.").layout() == "AS"
   """
   segments = []
-  for i, part in enumerate(re.split(r"\*([^*\n]+)\*", tags.defuse(text))):
+  for i, part in enumerate(_STARRED.split(without_tags(text))):
     if part:
       segments.append(Segment(ACTION if i % 2 else SPEECH, part))
   return Reply(tuple(segments))
 
 
-class _Reader:
-  """Walks a message once; `_depth` counts the brackets of the layer it is in."""
-
-  def __init__(self, text: str):
-    self._text = tags.defuse(text)
-    self._segments: list[Segment] = []
-    self._problems: list[str] = []
-    self._malformed = False
-    if self._text != text:
-      self._problems.append("holds tags of the other notation, kept as text")
-
-  def reply(self) -> Reply:
-    self._walk()
-    status = "malformed" if self._malformed else "repaired" if self._problems else "ok"
-    return Reply(tuple(self._segments), status, tuple(self._problems))
-
-  def _walk(self) -> None:
-    text, start, at = self._text, 0, 0
-    while at < len(text):
-      sign = text[at]
-      if sign == "[":
-        self._add(SPEECH, text[start:at])
-        at = start = self._thought(at)
-      elif sign == "(" and (end := _partner(text, at)) is not None:
-        self._add(SPEECH, text[start:at])
-        self._action(text[at + 1 : end])
-        at = start = end + 1
-      elif sign == "]":
-        # The safe guess is that what stands before it was a thought.
-        self._add(THINKING, text[start:at], empty=True)
-        self._fault("']' closes nothing", malformed=True)
-        at = start = at + 1
-      else:
-        if sign in "()":
-          self._fault(f"{sign!r} has no partner, kept as speech")
-        at += 1
-    self._add(SPEECH, text[start:])
-
-  def _thought(self, at: int) -> int:
-    """Takes the thought that opens at `at`; returns where it ends."""
-    end = _partner(self._text, at)
+def _thoughts_apart(text: str) -> tuple[list[Segment], list[str]]:
+  """The thoughts and, as speech, what stands between them; and what is wrong with brackets."""
+  partners = _partners(text, "[]")
+  pieces: list[Segment] = []
+  problems = []
+  start = 0
+  for match in re.finditer(r"[\[\]]", text):
+    at = match.start()
+    if at < start:
+      continue  # Within a thought.
+    if match[0] == "]":
+      # The safe guess is that what stands before it was a thought.
+      problems.append("']' closes nothing")
+      pieces.append(Segment(THINKING, text[start:at]))
+      start = at + 1
+      continue
+    end = partners.get(at)
     if end is None:
-      self._fault("'[' is never closed", malformed=True)
-      end = len(self._text)
-    self._add(THINKING, self._text[at + 1 : end], empty=True)
-    return end + 1
-
-  def _action(self, inner: str) -> None:
-    if "[" not in inner and "]" not in inner:
-      self._add(ACTION, inner, empty=True)
-      return
-    # Only the thought within it is hidden, and an odd bracket hides all of it.
-    self._fault("a thought within an action", malformed=inner.count("[") != inner.count("]"))
-    start = at = 0
-    while (at := inner.find("[", start)) >= 0 and (end := _partner(inner, at)) is not None:
-      self._add(ACTION, inner[start:at])
-      self._add(THINKING, inner[at + 1 : end], empty=True)
-      start = end + 1
-    rest = inner[start:]
-    self._add(THINKING if "[" in rest or "]" in rest else ACTION, rest)
-
-  def _add(self, kind: str, text: str, empty: bool = False) -> None:
-    if text or empty:
-      self._segments.append(Segment(kind, text))
-
-  def _fault(self, problem: str, malformed: bool = False) -> None:
-    self._problems.append(problem)
-    self._malformed = self._malformed or malformed
+      problems.append("'[' is never closed")
+      end = len(text)
+    pieces += [Segment(SPEECH, text[start:at]), Segment(THINKING, text[at + 1 : end])]
+    start = end + 1
+  return [*pieces, Segment(SPEECH, text[start:])], problems
 
 
-def _partner(text: str, at: int) -> int | None:
-  """Where the bracket at `at` closes, brackets of its own kind counted; None if never."""
-  opening = text[at]
-  closing = {"[": "]", "(": ")"}[opening]
-  depth = 0
-  for i in range(at, len(text)):
-    depth += (text[i] == opening) - (text[i] == closing)
-    if depth == 0:
-      return i
-  return None
+def _actions_apart(pieces: Iterable[Segment]) -> tuple[list[Segment], list[str]]:
+  """`pieces` with what stands in parentheses as actions; and what is odd about those."""
+  pieces = list(pieces)
+  outside = "".join(p.text for p in pieces if p.kind == SPEECH)
+  partners = _partners(outside, "()")
+  matched = {i for pair in partners.items() for i in pair}
+  problems = [
+    f"{match[0]!r} has no partner, kept as speech"
+    for match in re.finditer(r"[()]", outside)
+    if match.start() not in matched
+  ]
+  segments: list[Segment] = []
+  end: int | None = None  # of the action that is open
+  opened = at = 0
+  for piece in pieces:
+    if piece.kind == THINKING:
+      segments.append(piece)
+      if end is not None:
+        problems.append("a thought within an action")
+      continue
+    text, done = piece.text, 0
+    for match in re.finditer(r"[()]", text):
+      here = at + match.start()
+      if here == end:
+        # An empty action is one, but not what is left of one around a thought.
+        if done < match.start() or len(segments) == opened:
+          segments.append(Segment(ACTION, text[done : match.start()]))
+        end, done = None, match.end()
+      elif end is None and here in partners:
+        if done < match.start():
+          segments.append(Segment(SPEECH, text[done : match.start()]))
+        end, done, opened = partners[here], match.end(), len(segments)
+    if done < len(text):
+      segments.append(Segment(SPEECH if end is None else ACTION, text[done:]))
+    at += len(text)
+  return segments, problems
+
+
+def _partners(text: str, pair: str) -> dict[int, int]:
+  """Where each bracket that opens is closed; those without a partner are left out."""
+  found, stack = {}, []
+  for match in re.finditer(f"[{re.escape(pair)}]", text):
+    if match[0] == pair[0]:
+      stack.append(match.start())
+    elif stack:
+      found[stack.pop()] = match.start()
+  return found
+
+
+def without_tags(text: str) -> str:
+  """`text` without tags, nor those that are left when the tags within them are gone."""
+  while (plain := tags.defuse(text)) != text:
+    text = plain
+  return text
+
+
+def _widen(text: str, pairs: Iterable[tuple[int, int]]) -> str:
+  """`text` with the brackets at these places made full-width."""
+  signs = list(text)
+  for pair in pairs:
+    for i in pair:
+      signs[i] = _WIDE[signs[i]]
+  return "".join(signs)
 
 
 def _widen_odd(text: str, pair: str) -> str:
   """`text` with the brackets of one kind that have no partner made full-width."""
-  signs, stack = list(text), []
-  for i, sign in enumerate(text):
-    if sign == pair[0]:
-      stack.append(i)
-    elif sign == pair[1]:
-      if stack:
-        stack.pop()
-      else:
-        signs[i] = _WIDE[sign]
-  for i in stack:
-    signs[i] = _WIDE[signs[i]]
-  return "".join(signs)
+  kept = {i for both in _partners(text, pair).items() for i in both}
+  return "".join(_WIDE[s] if s in pair and i not in kept else s for i, s in enumerate(text))
 
 
-def _widen(signs: str) -> dict[int, str]:
+def _all_wide(signs: str) -> dict[int, str]:
   return str.maketrans({sign: _WIDE[sign] for sign in signs})

@@ -71,6 +71,8 @@ def principle_from_dict(row: Mapping[str, Any]) -> Principle:
       text = texts.get(field)
       if not isinstance(text, str) or not text.strip():
         raise DataError(f"{language}.{field}: missing or empty; give it a text")
+    if texts["name"] != texts["name"].strip():
+      raise DataError(f"{language}.name: has blanks around it; remove them")
     if any(sign in texts["name"] for sign in ":：\n"):
       raise DataError(
         f"{language}.name: holds a colon or a line break; judgements end it there"

@@ -368,7 +368,7 @@ def to_dict(value: Any) -> dict[str, Any]:
   """
   row: dict[str, Any] = {}
   for field in dataclasses.fields(value):
-    if field.name in value.extra:
+    if field.name != "extra" and field.name in value.extra:
       raise ValueError(f"extra holds {field.name!r}, which {type(value).__name__} has itself")
     entry = getattr(value, field.name)
     if field.name == "extra":
