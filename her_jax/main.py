@@ -39,16 +39,21 @@ _CONFIG = config_flags.DEFINE_config_file(
   "config", None, "Path of a config, with a preset after a colon: configs/rl.py:tiny"
 )
 _WORKDIR = flags.DEFINE_string(
-  "workdir", None, "Folder of this run's results, on a local or mounted disk", required=True
+  "workdir", None, "Folder of this run's results, on a local or mounted disk"
 )
-flags.mark_flag_as_required("config")
+for _name, _example in (("config", "configs/sft.py:tiny"), ("workdir", "out/sft")):
+  flags.register_validator(
+    _name,
+    lambda value: value is not None,
+    message=f"is missing; for example --{_name}={_example}",
+  )
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs the task that the config names."""
   if len(argv) > 1:
     raise app.UsageError(f"what is {argv[1]!r}? Overrides begin with --config.")
-  config, workdir = _CONFIG.value, _WORKDIR.value
+  config, workdir = _CONFIG.value, _WORKDIR.value or ""
   if "://" in workdir:
     raise ConfigError(
       f"--workdir={workdir} is not a folder: metrics and samples are written to a disk; mount the"
@@ -104,7 +109,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
     return rest
   except (flags.Error, AttributeError, KeyError, ValueError, TypeError, OSError) as error:
     # ml_collections raises these for unknown keys, values of another type and bad presets.
-    message = _first_line(error)
+    message = _missing_file(argv) or _first_line(error)
     if isinstance(error, (AttributeError, KeyError)) and (unknown := _unknown_fields(argv)):
       cause = error.args[0]  # "'key'\nhint", or a KeyError of that
       _, _, hint = str(cause.args[0] if isinstance(cause, KeyError) else cause).partition("\n")
@@ -125,16 +130,37 @@ def run() -> None:
 
 def _unknown_fields(argv: Sequence[str]) -> list[str]:
   """The overrides whose field the config does not have."""
-  plain = flags.FlagValues()
-  source = flags.DEFINE_string("config", None, "", flag_values=plain)
-  plain(argv, known_only=True)
-  path, _, arg = (source.value or "").partition(":")
+  path, _, arg = _config_spec(argv).partition(":")
   try:
     config = runpy.run_path(path)["get_config"](*filter(None, [arg]))
   except Exception:  # The config itself is at fault, and that is told.
     return []
   names = [arg.split("=")[0] for arg in argv if arg.startswith("--config.")]
   return [name for name in names if not _has(config, name.split(".")[1:])]
+
+
+def _unquoted(line: str) -> str:
+  """A line without the quotes that a repr put around it; its own stay in pairs."""
+  whole = len(line) > 1 and line[0] == line[-1] and line[0] in "\"'"
+  return line[1:-1] if whole else line
+
+
+def _missing_file(argv: Sequence[str]) -> str | None:
+  """Says that the file of --config is not there, where that is what is wrong."""
+  path = _config_spec(argv).partition(":")[0]
+  if not path or os.path.isfile(path):
+    return None
+  return (
+    f"--config={path}: no such file from {os.getcwd()}; the configs lie in configs/ of the"
+    f" repository, from whose root the command is started"
+  )
+
+
+def _config_spec(argv: Sequence[str]) -> str:
+  plain = flags.FlagValues()
+  source = flags.DEFINE_string("config", None, "", flag_values=plain)
+  plain(argv, known_only=True)
+  return source.value or ""
 
 
 def _has(config: ml_collections.ConfigDict, path: Sequence[str]) -> bool:
@@ -150,7 +176,7 @@ def _first_line(error: BaseException) -> str:
   while error.__cause__ is not None:
     error = error.__cause__
   lines = [line.strip() for line in str(error.args[0] if error.args else error).splitlines()]
-  lines = [line.strip("\"'") for line in lines if line]
+  lines = [_unquoted(line) for line in lines if line]
   if "Traceback (most recent call last):" in lines:  # A config's own error is the last line.
     return lines[-1]
   return " ".join(lines)

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"what is {argv[1]!r}? Pass --scenes=FILE and --pairs=FILE.")
   if _PAIRS.value is None and _SCENES.value != str(samples.SCENES):
-    raise app.UsageError("pass --pairs=FILE: where shall the pairs be written?")
+    sys.exit("make_pairs: where shall the pairs be written? Pass --pairs=FILE")
   target = _PAIRS.value or samples.PAIRS
   try:
     scenes = schema.read_trajectories(_SCENES.value)
@@ -40,7 +40,10 @@ def main(argv: Sequence[str]) -> None:
     sys.exit(
       f"make_pairs: {_SCENES.value} has no turn with a plan, so there is nothing to spoil"
     )
-  schema.write_jsonl(target, pairs)
+  try:
+    schema.write_jsonl(target, pairs)
+  except OSError as error:
+    sys.exit(f"make_pairs: --pairs={target}: cannot be written ({error.strerror})")
   heldout = sum(pair.split == "heldout" for pair in pairs)
   ties = sum(pair.winner == "tie" for pair in pairs)
   print(f"{len(pairs)} pairs, {heldout} of them held out, {ties} ties: {target}")

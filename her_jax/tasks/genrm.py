@@ -84,6 +84,8 @@ def measure(
   """Judges `config.eval_pairs` held-out pairs, spread evenly over the scenes; {} for none."""
   chosen = _pick(pairs, config.eval_pairs)
   if not chosen:
+    why = "no pair is held out (split)" if config.eval_pairs else "eval_pairs is 0"
+    logging.info("the judge is not measured, as %s", why)
     return {}
   judge = start.make_judge(model, config.judge, params)
   found = evaluate_judge(judge, chosen, {scene.id: scene for scene in scenes.heldout})
@@ -108,6 +110,9 @@ def _show(
 ) -> None:
   """Prints three held-out pairs with the judgement on each."""
   judge = start.make_judge(model, config.judge, params)
-  shown = judged_pairs(judge, _pick(pairs, 3), {scene.id: scene for scene in scenes.heldout})
+  few = _pick(pairs, 3)
+  if not few:
+    return
+  shown = judged_pairs(judge, few, {scene.id: scene for scene in scenes.heldout})
   if jax.process_index() == 0:
     console.print_judgements(f"GENRM: {when}", shown)

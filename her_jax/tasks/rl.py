@@ -93,6 +93,10 @@ def run(
         state, scalars = step_fn(state, sharding.to_global(batch, mesh))
         updates.append({k: float(v) for k, v in scalars.items()})
       values = monitors.rollout_metrics(groups, gains)
+      if values["equal_groups"] == 1:
+        logging.warning(
+          "step %d: within every group all rewards are equal, so nothing is learnt", step
+        )
       if values["planted"]:
         logging.warning(
           "step %d: %.3g of the replies imitate a verdict", step, values["planted"]

@@ -11,6 +11,7 @@ from her_jax import sharding
 from her_jax.evaluation import console
 from her_jax.evaluation import policy as policy_evaluation
 from her_jax.roleplay import chat
+from her_jax.roleplay.schema import DataError
 from her_jax.tasks import start
 from her_jax.training import checkpoint, loop, metrics
 from her_jax.training import optimizer as optimizers
@@ -39,6 +40,11 @@ def run(
     config.name_weight,
   )
   logging.info("SFT data: %s", counts.line())
+  if not rows:
+    raise DataError(
+      f"{config.data.scenes}: no turn of split 'train' has a plan, so there is nothing to train;"
+      f" give the replies to be learnt the field 'plan'"
+    )
   if config.short_copies:
     short = loaders.reply_trees(
       scenes.train, model.tokenizer, config.context_weight, config.name_weight
@@ -107,6 +113,8 @@ class Measure:
   def __call__(self, params: Any, when: str) -> dict[str, Any]:
     """`heldout_loss` in nats a token, and what `policy.describe` gives."""
     if not self._turns:
+      why = "eval_samples is 0" if self._scenes else "no scene is held out (split)"
+      logging.info("%s: nothing is measured, as %s", when, why)
       return {"heldout_loss": None, "grammar_valid": None}
     loss = self._heldout_loss(params)
     samples, completions = policy_evaluation.sample_replies(

@@ -90,6 +90,11 @@ def start_model(
     )
     return checkpoint.Checkpoint(model, graphdef, params, tokenizer, variant(config))
   if config.init_from:
+    if not source.is_dir():
+      raise checkpoint.MissingCheckpoint(
+        f"--config.init_from={source}: no such folder; it takes a folder in Hugging Face format"
+        f" or the workdir of an earlier stage"
+      )
     return checkpoint.load(config.init_from, mesh, "config.init_from")
   if config.tokenizer:
     tokenizer = hf_tokenizer.load(config.tokenizer)
