@@ -95,7 +95,7 @@ def test_it_is_restored_on_eight_devices(saved, sizes):
 
 def test_what_eight_devices_save_one_loads(tokenizer, tmp_path):
   _, params = sharding.init_sharded(_CONFIG, 1, _mesh(8, fsdp=8))
-  checkpoint.save(str(tmp_path), 1, _CONFIG, params, tokenizer, "full")
+  checkpoint.save(str(tmp_path), 1, _CONFIG, params, tokenizer, Variant("full"))
   for count in (1, 2):
     loaded = checkpoint.load(str(tmp_path), _mesh(count), "config.policy")
     _assert_equal(loaded.params, params)
@@ -105,7 +105,7 @@ def test_the_newest_is_loaded_and_one_of_the_same_step_replaced(tokenizer, tmp_p
   """Steps are numbers: 100 is newer than 20."""
   states = [sharding.init_sharded(_CONFIG, seed, _mesh(1))[1] for seed in range(3)]
   for step, params in ((20, states[0]), (100, states[1]), (100, states[2])):
-    checkpoint.save(str(tmp_path), step, _CONFIG, params, tokenizer, "full")
+    checkpoint.save(str(tmp_path), step, _CONFIG, params, tokenizer, Variant("full"))
   (tmp_path / "checkpoints" / "999.orbax-checkpoint-tmp").mkdir()  # A save that was killed.
   loaded = checkpoint.load(str(tmp_path), _mesh(1), "config.policy")
   assert loaded.step == 100
@@ -114,7 +114,7 @@ def test_the_newest_is_loaded_and_one_of_the_same_step_replaced(tokenizer, tmp_p
 
 def test_clear_removes_checkpoints_alone(tokenizer, tmp_path):
   params = sharding.init_sharded(_CONFIG, 0, _mesh(1))[1]
-  checkpoint.save(str(tmp_path), 1, _CONFIG, params, tokenizer, "full")
+  checkpoint.save(str(tmp_path), 1, _CONFIG, params, tokenizer, Variant("full"))
   (tmp_path / "notes.txt").write_text("mine")
   checkpoint.clear(str(tmp_path))
   assert (tmp_path / "notes.txt").read_text() == "mine"
@@ -140,14 +140,14 @@ def test_no_parameter_is_left_at_its_initial_value(saved, tokenizer, tmp_path):
   pure = nnx.to_pure_dict(params)
   del pure["layers"]["mlp"]["gate"]
   broken = nnx.State(pure)
-  checkpoint.save(str(tmp_path), 1, _CONFIG, broken, tokenizer, "full")
+  checkpoint.save(str(tmp_path), 1, _CONFIG, broken, tokenizer, Variant("full"))
   with pytest.raises(Exception, match="gate"):
     checkpoint.load(str(tmp_path), _mesh(1), "config.policy")
 
 
 def test_a_model_of_another_width_does_not_load(saved, tokenizer, tmp_path):
   other = dataclasses.replace(_CONFIG, intermediate_size=48)
-  checkpoint.save(str(tmp_path), 1, other, saved[1], tokenizer, "full")
+  checkpoint.save(str(tmp_path), 1, other, saved[1], tokenizer, Variant("full"))
   with pytest.raises(Exception, match="(?i)shape"):
     checkpoint.load(str(tmp_path), _mesh(1), "config.policy")
 
