@@ -8,9 +8,11 @@
 outside tags what they hear. CoSER's notation of the same layers is in `notations`.
 """
 
+import bisect
 from collections.abc import Iterable, Sequence
 import dataclasses
 import functools
+import itertools
 import re
 
 from her_jax.roleplay import tags
@@ -135,7 +137,7 @@ def render(reply: Reply) -> str:
   plan = [s for s in reply.segments if s.kind == PLAN]
   rest = [s for s in reply.segments if s.kind != PLAN]
   prefix = f"{reply.speaker}: " if reply.speaker else ""
-  return "".join(map(_tagged, plan)) + prefix + "".join(map(_tagged, rest))
+  return _written(plan) + prefix + _written(rest)
 
 
 def repair(text: str, speaker: str | None = None) -> str:
@@ -167,15 +169,16 @@ def cut_before(text: str, others: Iterable[str]) -> str:
   Example:
     cut_before("Sit.\\nJoost: No.", ["Joost"]) == "Sit."
   """
-  names = tuple(others)
-  start = 0
-  while (at := _line_of(text[start:], names)) is not None:
-    head = text[: start + at]
-    walk = _Walk(head)
-    if not walk.still_open:
-      return head.rstrip()
-    start += at + 1
-  return text
+  # What others perceive, with the place of each piece; an action's tag is a sign, not a line.
+  heard, ends, places = "", [], []
+  for place, segment in _Walk(text).pieces:
+    if segment.kind in _HEARD:
+      sign = "\0" if segment.kind == ACTION else ""
+      heard += sign + segment.text + sign
+      ends.append(len(heard))
+      places.append(place + len(segment.text) + len(sign) - len(heard))
+  at = _line_of(heard, others)
+  return text if at is None else text[: at + places[bisect.bisect(ends, at)]].rstrip()
 
 
 def is_valid_turn(text: str, speaker: str, others: Iterable[str] = ()) -> bool:
@@ -196,12 +199,19 @@ def is_valid_turn(text: str, speaker: str, others: Iterable[str] = ()) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Open:
-  """A layer that is open; `closed_by` is the index of its closing tag, if it has one."""
+  """A layer that is open.
 
-  number: int
+  Attributes:
+    layer: what its tags mean.
+    name: what its opening tag says.
+    closed_by: the index of its closing tag, if it has one.
+    here: the most hidden layer that is open here, and which tag opened it.
+  """
+
   layer: str
   name: str
   closed_by: int | None
+  here: tuple[str, int | None]
 
 
 class _Walk:
@@ -211,17 +221,19 @@ class _Walk:
     self.segments: list[Segment] = []
     self.problems: list[str] = []
     self.malformed = False
+    # The segments again, piece by piece, each with its place in the text.
+    self.pieces: list[tuple[int, Segment]] = []
     self._stack: list[_Open] = []
     self._last: tuple[str, int | None] | None = None
     found = [tag for tag in tags.scan(text) if self._counts(tag)]
-    layers = [_layer(tag, text) for tag in found]
+    layers = _layers(found, text)
     partners = _pair(found, layers)
     done = 0
     for i, (tag, layer) in enumerate(zip(found, layers, strict=True)):
       if tag.fault:
         self.problems.append(tag.fault)
       orphan = tag.closing and partners[i] is None and layer != SPEECH
-      self._write(text[done : tag.start], layer if orphan else None)
+      self._write(text[done : tag.start], done, layer if orphan else None)
       done = tag.end
       self._end_unclosed(tag)
       if orphan:
@@ -232,9 +244,8 @@ class _Walk:
       elif not tag.empty:
         other = partners[i]
         most_hidden = min(layer, layers[i if other is None else other], key=tags.RANK.index)
-        self._open(_Open(i, most_hidden, tag.name, other))
-    self._write(text[done:])
-    self.still_open = any(o.layer in (PLAN, THINKING) for o in self._stack)
+        self._open(i, most_hidden, tag.name, other)
+    self._write(text[done:], done)
     for open_ in self._stack:
       self.problems.append(f"<{open_.name}> is never closed")
       self.malformed = self.malformed or open_.layer != SPEECH
@@ -247,34 +258,33 @@ class _Walk:
     return tag.layer is not None
 
   def _here(self) -> tuple[str, int | None]:
-    """The most hidden layer that is open, and which tag opened it."""
-    if not self._stack:
-      return SPEECH, None
-    most = min(self._stack, key=lambda o: tags.RANK.index(o.layer))
-    return (most.layer, most.number) if most.layer != SPEECH else (SPEECH, None)
+    return self._stack[-1].here if self._stack else (SPEECH, None)
 
-  def _write(self, text: str, as_layer: str | None = None) -> None:
+  def _write(self, text: str, place: int, as_layer: str | None = None) -> None:
     here = self._here() if as_layer is None else (as_layer, None)
     if not text:
       return
+    self.pieces.append((place, Segment(here[0], text)))
     if here == self._last and as_layer is None:
       last = self.segments.pop()
       text = last.text + text
     self.segments.append(Segment(here[0], text))
     self._last = here if as_layer is None else None
 
-  def _open(self, open_: _Open) -> None:
+  def _open(self, number: int, layer: str, name: str, closed_by: int | None) -> None:
     if self._stack:
-      self.problems.append(f"<{open_.name}> within <{self._stack[-1].name}>")
-    before = self._here()
-    self._stack.append(open_)
-    here = self._here()
+      self.problems.append(f"<{name}> within <{self._stack[-1].name}>")
+    before = here = self._here()
+    if tags.RANK.index(layer) < tags.RANK.index(before[0]):
+      here = (layer, number)
+    self._stack.append(_Open(layer, name, closed_by, here))
     if here != before:  # Also an empty layer is one.
       self.segments.append(Segment(here[0], ""))
       self._last = here
 
   def _close(self, i: int, tag: tags.Tag) -> None:
-    at = next((k for k, open_ in enumerate(self._stack) if open_.closed_by == i), None)
+    depths = reversed(range(len(self._stack)))
+    at = next((k for k in depths if self._stack[k].closed_by == i), None)
     if at is None:
       return  # The end of a wrapper that was never begun.
     if self._stack[at].name != tag.name:
@@ -296,15 +306,18 @@ class _Walk:
         del self.segments[0]
 
 
-def _layer(tag: tags.Tag, text: str) -> str:
-  """A tag's layer; Qwen's think block in front of everything is the plan."""
-  if tag.layer != tags.THINK:
-    assert tag.layer is not None
-    return tag.layer
-  if not tag.closing:
-    return THINKING if text[: tag.start].strip() else PLAN
-  # Of its end, only a block in front of everything can have been left open by a template.
-  return THINKING if tags.scan(text[: tag.start]) else PLAN
+def _layers(found: Sequence[tags.Tag], text: str) -> list[str]:
+  """The tags' layers; Qwen's think block in front of everything is the plan."""
+  begin = len(text) - len(text.lstrip())
+  layers = []
+  for i, tag in enumerate(found):
+    layer = tag.layer or SPEECH
+    if layer == tags.THINK:
+      # Of its end, only a block in front of everything can have been left open by a template.
+      first = i == 0 if tag.closing else tag.start <= begin
+      layer = PLAN if first else THINKING
+    layers.append(layer)
+  return layers
 
 
 def _pair(found: Sequence[tags.Tag], layers: Sequence[str]) -> list[int | None]:
@@ -354,17 +367,26 @@ def _ends_blank(segment: Segment) -> bool:
   return segment.kind == SPEECH and segment.text[-1:].isspace()
 
 
-def _tagged(segment: Segment) -> str:
-  if segment.kind == SPEECH:
-    return segment.text
-  return f"<{segment.kind}>{segment.text}</{segment.kind}>"
+def _written(segments: Sequence[Segment]) -> str:
+  pieces = []
+  for kind, run in itertools.groupby(segments, lambda s: s.kind):
+    texts = [s.text for s in run]
+    if kind == SPEECH:  # Two pieces may make a tag where something between them was cut out.
+      pieces.append(_without_layers("".join(texts)))
+    else:
+      pieces += [f"<{kind}>{_without_layers(text)}</{kind}>" for text in texts]
+  return "".join(pieces)
+
+
+def _without_layers(text: str) -> str:
+  return tags.defuse(text) if any(tag.layer for tag in tags.scan(text)) else text
 
 
 def _line_of(text: str, others: Iterable[str]) -> int | None:
   """Where the first line begins that is spoken as one of `others`."""
-  names = "|".join(re.escape(name) for name in others)
-  found = re.search(rf"(?m)^\s*(?:{names})\s*[:：]", text) if names else None
-  return found.start() if found else None
+  names = "|".join(re.escape(name) for name in others if name)
+  found = re.search(rf"(?m)^[^\S\n]*({names})\s*[:：]", text) if names else None
+  return found.start(1) if found else None
 
 
 def _take_name(

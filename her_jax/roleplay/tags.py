@@ -2,8 +2,8 @@
 
 `scan` walks a text once and returns every tag with its place, the layer it means, and what is
 odd about it. Read are the four regular names, the legacy ones, upper case, blanks, attributes,
-slips of spelling, a missing bracket, escaped and full-width brackets, and names in other
-languages. A tag that means no layer is reported and stays text.
+slips of spelling, a missing bracket, escaped, full-width and other brackets, and names in
+other languages. A tag that means no layer is reported and stays text.
 """
 
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import functools
 import re
+import unicodedata
 
 PLAN, THINKING, ACTION, SPEECH = "system_thinking", "role_thinking", "role_action", "speech"
 TAGGED = (PLAN, THINKING, ACTION)
@@ -36,7 +37,7 @@ _WORDS = {
   PLAN: {"system", "sys", "plan", "planning", "reasoning", "analysis", "reflection", "scratchpad"},
   THINKING: {
     *("think", "thinking", "thinks", "thought", "thoughts", "mind", "inner", "internal"),
-    *("monologue", "feeling", "feelings", "gedanke", "gedanken", "denken", "pensee", "pensée"),
+    *("monologue", "monolog", "monólogo", "монолог", "feeling", "feelings", "gedanke", "gedanken", "denken", "pensee", "pensée"),
     *("pensées", "pensamiento", "pensamientos", "pensamento", "pensiero", "pensieri", "мысль"),
     *("мысли", "думает"),
   },
@@ -55,21 +56,44 @@ _PARTS = {
   SPEECH: ("说", "說", "对白", "對白", "台词", "对话", "話", "话语", "대사", "발화"),
 }
 
-_OPEN, _CLOSE = r"(?:<|＜|&lt;)", r"(?:>|＞|&gt;)"
+# Everyday words with such a part in them, and English ones that look like a slip of a name.
+_EVERYDAY = re.compile(
+  "[中小开開伤傷担擔关關関放安爱愛耐专專核信决決粗恶惡点點甜良]心|意思|[理梦夢幻]想"
+  "|[小传傳听聽]说|[小傳聽]說|[電电神童笑]話"
+)
+_NO_SLIPS = {"though", "through", "thorough", "thoughtful", "thinker", "rethink"}
+# What stands beside a layer's word in a name with blanks: <my inner thoughts>.
+_BESIDE = {"role", "character", "my", "her", "his", "their"}
+
+_OPEN = r"(?:<|＜|&(?:amp;)*(?:lt|#0*60|#x0*3c);)"
+_CLOSE = r"(?:>|＞|&(?:amp;)*(?:gt|#0*62|#x0*3e);)"
+# Of blanks only so many, that a page of them costs no time. Letters of other scripts may touch
+# a name: what follows <role_thinking without its bracket need not begin with a blank.
+_SLASH, _ENDS = r"\s{0,9}(?P<%s_slash>[/／\\]?)\s{0,9}", r"(?![A-Za-z0-9_])"
 _CANDIDATE = re.compile(
   # <…> with anything short inside; a missing bracket is found by the name alone.
   rf"{_OPEN}(?P<inside>(?:(?!{_OPEN}|{_CLOSE})[^\n]){{1,80}}){_CLOSE}"
-  rf"|{_OPEN}\s*(?P<open_slash>[/／\\]?)\s*(?P<unclosed>{_PLAIN})\b"
-  rf"|[\[【]\s*(?P<square_slash>[/／\\]?)\s*(?P<square>{_PLAIN})\s*[\]】]"
-  rf"|(?<![\w<＜])(?P<bare_slash>[/／\\]?)(?P<bare>{_PLAIN})\s*{_CLOSE}",
+  rf"|{_OPEN}{_SLASH % 'unclosed'}(?P<unclosed>{_PLAIN}){_ENDS}"
+  rf"|[\[【{{｛《〈«‹]{_SLASH % 'other'}(?P<other>{_PLAIN}){_ENDS}(?:\s{{0,9}}[\]】}}｝》〉»›])?"
+  rf"|(?<![A-Za-z0-9_<＜])(?P<bare_slash>[/／\\]?)(?P<bare>{_PLAIN})\s{{0,9}}{_CLOSE}",
   re.IGNORECASE,
 )
 _INSIDE = re.compile(
-  r"\s*(?P<slash>[/／\\]?)\s*(?P<name>.*?)\s*(?P<empty>[/／]?)\s*", re.DOTALL
+  r"(?P<slash>[/／\\]?)\s*(?P<name>.*?)(?<!\s)\s*(?P<empty>[/／]?)\\?", re.DOTALL
 )
-_FIRST = re.compile(rf"(?P<name>{_PLAIN})(?P<rest>\s.*)", re.IGNORECASE | re.DOTALL)
+_ATTRIBUTES = re.compile(
+  r"""(?:(?<!\s)\s+[\w:-]+\s*=\s*(?:"[^"]*"|'[^']*'|[“”][^“”]*[“”]|[^\s"'“”]+))+$"""
+)
+# A name with words behind it, which were meant to stand behind the tag.
+_FIRST = re.compile(
+  rf"(?P<name>{_PLAIN}|thoughts?(?=\s*[:：])|think(?=\s*[:：])){_ENDS}.*\w", re.I | re.S
+)
 _INVENTED = re.compile(r"[^\W\d_][\w.:-]{0,39}")
-_MAY_HOLD = re.compile(rf"[<＜]|&lt;|{_PLAIN}", re.IGNORECASE)
+# Addresses and comments of HTML.
+_NO_NAME = re.compile(r"@|//|^(?:www\.|!|\?)")
+_ANY_OPEN = re.compile(rf"{_OPEN}|[\[【{{｛《〈«‹]", re.IGNORECASE)
+_ANY_CLOSE = re.compile(_CLOSE, re.IGNORECASE)
+_MAY_HOLD = re.compile(rf"[<＜&]|{_PLAIN}", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +147,10 @@ def defuse(text: str) -> str:
     slash = "/" if tag.closing else ""
     pieces += [text[done : tag.start], f"({slash}{tag.name})"]
     done = tag.end
-  return "".join([*pieces, text[done:]])
+  text = "".join([*pieces, text[done:]])
+  if pieces and scan(text):  # Of <a<b>c> something is left: then no bracket stays.
+    text = _ANY_CLOSE.sub(")", _ANY_OPEN.sub("(", text))
+  return text
 
 
 def _scan(text: str) -> Iterator[Tag]:
@@ -139,22 +166,21 @@ def _scan(text: str) -> Iterator[Tag]:
 
 def _tag(match: re.Match[str]) -> Tag | None:
   start, end, raw = match.start(), match.end(), match[0]
-  for group in ("unclosed", "square", "bare"):
+  for group in ("unclosed", "other", "bare"):
     if name := match[group]:
-      slash = match[{"unclosed": "open"}.get(group, group) + "_slash"]
       layer, proper, _ = _layer(name)
-      return Tag(start, end, layer, proper, bool(slash), f"irregular tag {raw!r}")
-  inside = _INSIDE.fullmatch(match["inside"])
+      slash = bool(match[f"{group}_slash"])
+      return Tag(start, end, layer, proper, slash, f"irregular tag {raw!r}")
+  inside = _INSIDE.fullmatch(match["inside"].strip())
   if not inside or not inside["name"]:
     return None
   closing, empty = bool(inside["slash"]), bool(inside["empty"])
-  if first := _FIRST.fullmatch(inside["name"]):
+  name = _ATTRIBUTES.sub("", inside["name"])
+  if first := _FIRST.match(name):
     layer, proper, _ = _layer(first["name"])
-    # Attributes belong to the tag; other text was meant to stand behind it.
-    if "=" not in first["rest"]:
-      end = start + raw.index(first["name"]) + len(first["name"])
+    end = start + raw.index(first["name"]) + len(first["name"])
     return Tag(start, end, layer, proper, closing, f"irregular tag {raw!r}")
-  layer, proper, fault = _layer(inside["name"])
+  layer, proper, fault = _layer(name)
   if layer:
     if raw != f"<{'/' if closing else ''}{proper}>":
       fault = fault or f"irregular tag {raw!r}"
@@ -167,17 +193,30 @@ def _tag(match: re.Match[str]) -> Tag | None:
 @functools.lru_cache(maxsize=4096)
 def _layer(name: str) -> tuple[str | None, str, str | None]:
   """Layer, proper name and fault of a tag's name."""
-  plain = re.sub(r"[\s.\-_]+", "_", name.strip().lower()).strip("_")
+  name = unicodedata.normalize("NFKC", name).strip()
+  plain = _snake(name)
   if plain in _NAMES:
     fault = None if plain in TAGGED else f"legacy tag <{plain}>"
     return _NAMES[plain], plain, fault
-  # Of several words with blanks between them, only a known name is one: <I think so> is text.
-  words = set(plain.split("_")) if not re.search(r"\s", name) else set()
+  if _NO_NAME.search(name):
+    return None, name, None
+  words = set(_snake(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)).split("_"))
+  if difflib.get_close_matches("system", words, 1, 0.8):
+    words.add("system")  # A mistyped plan is no thought.
+  spaced = bool(re.search(r"\s", name))
+  # With blanks between them, all words have to be a name's: <I think so> is text.
+  if spaced and not words <= _BESIDE.union(*_WORDS.values()):
+    words = set()
+  everyday = _EVERYDAY.sub("", plain) if len(plain) <= 12 else ""
   for layer in RANK:
-    if words & _WORDS[layer] or any(
-      part in plain for part in _PARTS[layer] if len(plain) <= 12
-    ):
+    if words & _WORDS[layer] or any(part in everyday for part in _PARTS[layer]):
       return layer, plain, f"unknown tag <{plain}>, read as {layer}"
-  if len(plain) >= 6 and (near := difflib.get_close_matches(plain, _NAMES, 1, 0.8)):
-    return _NAMES[near[0]], near[0], f"mistyped tag <{plain}>"
-  return None, name.strip(), None
+  if len(plain) >= 6 and plain not in _NO_SLIPS:
+    near = difflib.get_close_matches(plain, _NAMES, 1, 0.8)
+    if near and (not spaced or plain.count("_") == near[0].count("_")):
+      return _NAMES[near[0]], near[0], f"mistyped tag <{plain}>"
+  return None, name, None
+
+
+def _snake(name: str) -> str:
+  return re.sub(r"[\W_]+", "_", name.lower()).strip("_")
