@@ -5,6 +5,8 @@ import dataclasses
 from typing import Any, Literal
 
 _FLOAT_DTYPES = ("float32", "bfloat16", "float16")
+_REMATS = ("full", "attention", "none")
+_ATTENTIONS = ("auto", "reference", "tree", "tree_interpret")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,10 @@ class ModelConfig:
     param_dtype: Of the stored parameters. bfloat16 has steps of 1e-4 at 0.02, so updates
       of 1e-6 vanish: train with float32.
     remat: "full" keeps only each layer's input for the backward pass and recomputes the
-      rest; "none" keeps every intermediate.
+      rest; "attention" keeps what the attention kernel put out too, so that it runs once;
+      "none" keeps every intermediate.
+    attention: "reference" is plain JAX; "tree" the Pallas kernel for TPU; "auto" the kernel
+      on TPU and the reference elsewhere. A cache is always read by the reference.
   """
 
   vocab_size: int
@@ -43,7 +48,8 @@ class ModelConfig:
   rms_norm_eps: float = 1e-6
   dtype: str = "bfloat16"
   param_dtype: str = "float32"
-  remat: Literal["full", "none"] = "full"
+  remat: Literal["full", "attention", "none"] = "full"
+  attention: Literal["auto", "reference", "tree", "tree_interpret"] = "auto"
 
   def __post_init__(self):
     sizes = (
@@ -63,8 +69,9 @@ class ModelConfig:
     for name in ("dtype", "param_dtype"):
       if getattr(self, name) not in _FLOAT_DTYPES:
         raise ValueError(f"{name}={getattr(self, name)!r} is not one of {_FLOAT_DTYPES}.")
-    if self.remat not in ("full", "none"):
-      raise ValueError(f'remat={self.remat!r} is neither "full" nor "none".')
+    for name, allowed in (("remat", _REMATS), ("attention", _ATTENTIONS)):
+      if getattr(self, name) not in allowed:
+        raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}.")
 
   def num_params(self) -> int:
     """Exact number of parameters, a tied head counted once.

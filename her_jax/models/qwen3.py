@@ -4,9 +4,11 @@ from flax import nnx, struct
 import jax
 import jax.numpy as jnp
 
-from her_jax.models.attention import attention
+from her_jax.models import dispatch
+from her_jax.models.block_pairs import BlockPairs
 from her_jax.models.config import ModelConfig
 from her_jax.models.rope import apply_rope, rope_angles
+from her_jax.models.tree_attention import SAVED_NAMES
 from her_jax.sharding import constrain
 
 
@@ -99,6 +101,7 @@ class Attention(nnx.Module):
   """Grouped-query self-attention with RMSNorm on every query and key head before RoPE."""
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    self.kind = config.attention
     width, head = config.hidden_size, config.head_dim
     heads, kv_heads = config.num_heads, config.num_kv_heads
     q_axes, kv_axes = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
@@ -120,6 +123,7 @@ class Attention(nnx.Module):
     cache: KVCache | None,
     slots: jax.Array | None,
     layer: jax.Array,
+    pairs: BlockPairs | None = None,
   ) -> tuple[jax.Array, KVCache | None]:
     """Attends, through the cache where there is one.
 
@@ -130,6 +134,7 @@ class Attention(nnx.Module):
       cache: Of all layers, `index` still at the first of the new slots.
       slots: As in `Qwen3.__call__`.
       layer: int32 scalar, this layer's place in the cache.
+      pairs: Of `dispatch.pairs_for`, where the kernel runs.
 
     Returns:
       [batch, length, hidden] and the cache with this layer's new keys and values.
@@ -143,7 +148,7 @@ class Attention(nnx.Module):
       cache = cache.write(layer, k, v, slots)
       k, v = cache.keys[layer].swapaxes(1, 2), cache.values[layer].swapaxes(1, 2)
       slots = cache.index + jnp.arange(x.shape[1]) if slots is None else slots
-    mixed = attention(q, k, v, slots, visible_until)
+    mixed = dispatch.attend(self.kind, q, k, v, slots, visible_until, pairs)
     return self.o(constrain(mixed, "batch", "length", "heads", "head_dim")), cache
 
 
@@ -182,10 +187,11 @@ class Layer(nnx.Module):
     cache: KVCache | None,
     slots: jax.Array | None,
     layer: jax.Array,
+    pairs: BlockPairs | None = None,
   ) -> tuple[jax.Array, KVCache | None]:
     """As `Attention.__call__`, with the residual added."""
     mixed, cache = self.attention(
-      self.attention_norm(x), rope, visible_until, cache, slots, layer
+      self.attention_norm(x), rope, visible_until, cache, slots, layer, pairs
     )
     x = constrain(x + mixed, "batch", "length", "act_embed")
     x = constrain(x + self.mlp(self.mlp_norm(x)), "batch", "length", "act_embed")
@@ -260,16 +266,22 @@ class Qwen3(nnx.Module):
 
     rope = rope_angles(positions, self.config.head_dim, self.config.rope_theta)
     graphdef, stacked = nnx.split(self.layers)
+    kind = self.config.attention if cache is None else "reference"
+    pairs = dispatch.pairs_for(kind, visible_until, self.config.head_dim)
 
     # The cache is carried and updated in place: as xs and ys of the scan it would be held
     # twice, 47 GiB more for 32 rows of 8192 slots of Qwen3-32B on four chips.
     def body(carry, xs):
       x, cache = carry
       params, layer = xs
-      return nnx.merge(graphdef, params)(x, rope, visible_until, cache, slots, layer), None
+      layers = nnx.merge(graphdef, params)
+      return layers(x, rope, visible_until, cache, slots, layer, pairs), None
 
-    if self.config.remat == "full" and cache is None:
-      body = jax.checkpoint(body, prevent_cse=False)  # A scan body is safe from CSE.
+    if self.config.remat != "none" and cache is None:
+      saved = SAVED_NAMES if self.config.remat == "attention" else ()
+      policy = jax.checkpoint_policies.save_only_these_names(*saved)
+      # A scan body is safe from common subexpression elimination.
+      body = jax.checkpoint(body, prevent_cse=False, policy=policy)
 
     # Whole rows of the table first: looked up while split over fsdp, the activations of all
     # rows are replicated (5 GiB for 64 x 4096 tokens of Qwen3-32B). Cast only after the
