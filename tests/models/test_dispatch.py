@@ -60,9 +60,9 @@ def _loss_and_gradients(config: ModelConfig, mesh) -> tuple[jax.Array, jax.Array
 @pytest.mark.parametrize(
   "mesh, remat",
   [
-    (dict(fsdp=1), "none"),
-    (dict(data=2, fsdp=2, tensor=2), "attention"),
-    pytest.param(dict(tensor=8), "full", marks=pytest.mark.slow),  # Two key heads on eight.
+    ({"fsdp": 1}, "none"),
+    ({"data": 2, "fsdp": 2, "tensor": 2}, "attention"),
+    pytest.param({"tensor": 8}, "full", marks=pytest.mark.slow),  # Two key heads on eight.
   ],
 )
 def test_the_kernel_in_a_model_equals_the_reference(mesh, remat):
