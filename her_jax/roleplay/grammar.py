@@ -152,7 +152,7 @@ def repair(text: str, speaker: str | None = None) -> str:
     return text
   plans = [s.text.strip() for s in reply.segments if s.kind == PLAN]
   rest = [s for s in reply.segments if s.kind != PLAN]
-  plan = [Segment(PLAN, "\n".join(plans))] if plans else []
+  plan = [Segment(PLAN, "\n".join(filter(None, plans)))] if plans else []
   return render(dataclasses.replace(reply, segments=(*plan, *rest)))
 
 
@@ -170,15 +170,18 @@ def cut_before(text: str, others: Iterable[str]) -> str:
     cut_before("Sit.\\nJoost: No.", ["Joost"]) == "Sit."
   """
   # What others perceive, with the place of each piece; an action's tag is a sign, not a line.
-  heard, ends, places = "", [], []
+  names, heard, ends, places = tuple(others), "", [], []
   for place, segment in _Walk(text).pieces:
     if segment.kind in _HEARD:
       sign = "\0" if segment.kind == ACTION else ""
       heard += sign + segment.text + sign
       ends.append(len(heard))
       places.append(place + len(segment.text) + len(sign) - len(heard))
-  at = _line_of(heard, others)
-  return text if at is None else text[: at + places[bisect.bisect(ends, at)]].rstrip()
+  at = _line_of(heard, names)
+  if at is None:
+    return text
+  # Once more: without what follows, an action whose tag only closed is speech.
+  return cut_before(text[: at + places[bisect.bisect(ends, at)]].rstrip(), names)
 
 
 def is_valid_turn(text: str, speaker: str, others: Iterable[str] = ()) -> bool:
@@ -199,13 +202,9 @@ def is_valid_turn(text: str, speaker: str, others: Iterable[str] = ()) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Open:
-  """A layer that is open.
+  """A layer that is open; `closed_by` is the index of its closing tag, if it has one.
 
-  Attributes:
-    layer: what its tags mean.
-    name: what its opening tag says.
-    closed_by: the index of its closing tag, if it has one.
-    here: the most hidden layer that is open here, and which tag opened it.
+  `here` is the most hidden layer that is open there, and the number of the tag that opened it.
   """
 
   layer: str

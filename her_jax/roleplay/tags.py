@@ -79,7 +79,7 @@ _CANDIDATE = re.compile(
   re.IGNORECASE,
 )
 _INSIDE = re.compile(
-  r"(?P<slash>[/／\\]?)\s*(?P<name>.*?)(?<!\s)\s*(?P<empty>[/／]?)\\?", re.DOTALL
+  r"[|*]*(?P<slash>[/／\\]?)\s*(?P<name>.*?)(?<!\s)\s*(?P<empty>[/／]?)\\?", re.DOTALL
 )
 _ATTRIBUTES = re.compile(
   r"""(?:(?<!\s)\s+[\w:-]+\s*=\s*(?:"[^"]*"|'[^']*'|[“”][^“”]*[“”]|[^\s"'“”]+))+$"""

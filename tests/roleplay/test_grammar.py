@@ -1,8 +1,5 @@
 """The dual-layer turn: nothing hidden is shown, nothing said is lost."""
 
-import random
-import re
-
 from hypothesis import given
 from hypothesis import strategies as st
 import pytest
@@ -12,9 +9,8 @@ from her_jax.roleplay.grammar import ACTION, PLAN, SPEECH, THINKING
 
 # Any text without a character that could begin or end a tag, or a name's prefix.
 _TEXT = st.text(
-  st.characters(blacklist_characters="<>:：", blacklist_categories=("Cs",)), max_size=20
+  st.characters(exclude_characters="<>＜＞&_:：", exclude_categories=("Cs",)), max_size=20
 )
-_WORDS = st.text("abc xyz\n\t，。", min_size=1, max_size=12)
 
 
 def _tag(kind: str, text: str) -> str:
@@ -34,10 +30,10 @@ def _valid_turns(draw) -> str:
 
 
 @given(_valid_turns())
-def test_a_valid_turn_is_rendered_as_it_was(text):
+def test_p6_a_valid_turn_is_rendered_as_it_was(text):
   reply = grammar.parse(text)
   assert (reply.status, reply.problems) == ("ok", ())
-  assert grammar.render(reply) == text
+  assert grammar.render(reply) == text == grammar.repair(text)
 
 
 @given(_valid_turns().filter(lambda text: PLAN not in text), _TEXT)
@@ -49,90 +45,40 @@ def test_a_name_in_front_is_taken_off_and_written_back(layers, plan):
   assert "Una" not in reply.view_for("judge")
 
 
-@given(st.text(st.sampled_from("<>/_abcthinkgroleysm ATION:\n"), max_size=60), st.booleans())
-def test_any_text_is_parsed_without_loss(text, named):
-  """Whatever the tags look like: all text outside of tags is in a segment, in order."""
+# Pieces from which tags, halves of tags and near misses come together.
+_PIECES = st.sampled_from([
+  *("<", ">", "＜", "&lt;", "&gt;", "[", "]", "/", " ", "\n", ":", "_", "a", "他", "\0", "Una: "),
+  *("system_thinking", "role_", "thinking", "plan", "内心", "b", "Joost: no.", "\nJoost: no."),
+  *(f"<{close}{name}>" for name in (*grammar.TAGGED, "think", "role_speech", "b") for close in "/ "),
+  *grammar.TAGS,
+])  # fmt: skip
+_ANY = st.text() | st.lists(_PIECES, max_size=30).map("".join)
+
+
+@given(_ANY, st.sampled_from([None, "Una", "a"]))
+def test_p6_any_text_is_read_and_shown_without_an_error(text, speaker):
+  reply = grammar.parse(text, speaker)
+  assert (reply.status == "ok") == (not reply.problems)
+  assert all(isinstance(reply.view_for(viewer), str) for viewer in grammar.VIEWS)
+  assert set(reply.layout()) <= set("TAS")
+  grammar.is_valid_turn(text, "Una", ["Joost"])
+
+
+@given(_ANY, st.sampled_from([None, "Una"]))
+def test_p6_a_repaired_text_is_regular_and_stays_as_it_is(text, speaker):
+  """It never is malformed: where a piece cut out would leave a new tag, that is defused."""
+  once = grammar.repair(text, speaker)
+  reply = grammar.parse(once, speaker)
+  assert reply.status != "malformed"
+  assert all("kept as text" in problem for problem in reply.problems)
+  assert reply.segments == grammar.parse(grammar.repair(once, speaker), speaker).segments
+
+
+@given(_ANY)
+def test_p6_a_regular_text_is_written_as_it_was_read(text):
   reply = grammar.parse(text)
-  bare = re.sub(
-    r"<\s*/?\s*(system_thinking|role_thinking|role_action)\s*>", "", text, flags=re.IGNORECASE
-  )
-  assert "".join(segment.text for segment in reply.segments) == bare
-  for viewer in grammar.VIEWS:
-    grammar.parse(text, "a" if named else None).view_for(viewer)
-
-
-def _spelt(draw, kind: str, close: bool) -> str:
-  """A tag in regular or irregular spelling."""
-  name = draw(st.sampled_from([kind, kind.upper(), kind.title()]))
-  blank = draw(st.sampled_from(["", " "]))
-  return f"<{blank}{'/' if close else ''}{name}{blank}>"
-
-
-@st.composite
-def _secretive_turns(draw) -> str:
-  """Blocks with a secret in every plan (`PLANn`) and thought (`MINDn`).
-
-  Each block is balanced, left unclosed before the next tag or the end, nested in its own
-  kind, or closed without having been opened. Before an orphan close stands a whole layer, so
-  that it is plain which text it belongs to.
-  """
-  text = ""
-  for i in range(draw(st.integers(1, 5))):
-    kind = draw(st.sampled_from([PLAN, THINKING]))
-    secret = f"{'PLAN' if kind == PLAN else 'MIND'}{i}"
-    opened, closed = _spelt(draw, kind, False), _spelt(draw, kind, True)
-    shown = draw(st.sampled_from(["", _tag(ACTION, "nods")]))
-    form = draw(st.sampled_from(["balanced", "unclosed", "nested", "orphaned"]))
-    if form == "balanced":
-      text += f"{shown}{opened}{secret}{closed} Good day. "
-    elif form == "unclosed":
-      text += f"{shown}{opened}{secret}{_tag(ACTION, 'waves')}"
-    elif form == "nested":
-      text += f"{opened}{secret}a{opened}{secret}b{closed}{secret}c{closed} Hm. "
-    else:
-      text += f"{_tag(ACTION, 'sits')}{secret}{closed} So. "
-  if draw(st.booleans()):
-    kind = draw(st.sampled_from([PLAN, THINKING]))
-    text += f"<{kind}>{'PLAN' if kind == PLAN else 'MIND'}9"
-  return text
-
-
-@pytest.mark.parametrize("kind", [THINKING, ACTION])
-def test_what_is_closed_as_a_plan_is_hidden_as_one(kind):
-  reply = grammar.parse(f"<{kind}>Hm. {_tag(ACTION, 'nods')} She lies.</{PLAN}> Sit.")
-  for viewer in ("other", "judge", "self"):
-    assert "She lies" not in reply.view_for(viewer)
-  assert "She lies" in reply.view_for("trainer") and "Sit." in reply.view_for("other")
-
-
-@given(_secretive_turns())
-def test_others_see_no_secret_and_the_judge_no_plan(text):
-  for speaker in (None, "Una"):
-    reply = grammar.parse(text, speaker)
-    others = reply.view_for("other")
-    assert "PLAN" not in others and "MIND" not in others
-    assert "PLAN" not in reply.view_for("judge") + reply.view_for("self")
-    # What was done stays visible, unless it may as well be part of a hidden layer.
-    nested = any(" within " in problem for problem in reply.problems)
-    assert nested or others.count(_tag(ACTION, "waves")) == text.count(_tag(ACTION, "waves"))
-
-
-@given(st.lists(st.sampled_from(grammar.TAGS), max_size=8), st.integers(0, 10**6))
-def test_what_an_open_hidden_layer_holds_stays_hidden_whatever_follows(tags, seed):
-  """Random tags; text right behind an opening plan or thought is never shown."""
-  rng = random.Random(seed)
-  text = ""
-  for i, tag in enumerate(tags):
-    if rng.random() < 0.3:
-      tag = tag.upper()
-    text += tag
-    if tag.lower() in (f"<{PLAN}>", f"<{THINKING}>"):
-      text += f"{'PLAN' if PLAN in tag.lower() else 'MIND'}{i}"
-    else:
-      text += "word "
-  reply = grammar.parse(text)
-  assert "PLAN" not in reply.view_for("other") and "MIND" not in reply.view_for("other")
-  assert "PLAN" not in reply.view_for("judge")
+  if reply.status == "ok":
+    assert grammar.render(reply) == text == grammar.repair(text)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +93,10 @@ def test_what_an_open_hidden_layer_holds_stays_hidden_whatever_follows(tags, see
     ("<role_thinking>t</role_action> Hi.", "repaired", "is closed by </role_action>"),
     ("<role_thinking>t", "malformed", "never closed"),
     ("t</role_thinking> Hi.", "malformed", "closes nothing"),
-    (_tag(PLAN, "a") + _tag(PLAN, "b") + "Hi.", "malformed", "2 plans instead of one"),
+    ("<b>Hi.", "repaired", "unknown tag '<b>', kept as text"),
+    ("<role_thinkng>t</role_thinking>Hi.", "repaired", "mistyped tag <role_thinkng>"),
+    ("<role_speech>Hi.</role_speech>", "repaired", "legacy tag <role_speech>"),
+    ("<role_action>a<role_action>b</role_action></role_action>", "repaired", "within"),
     ("Hi." + _tag(PLAN, "a"), "malformed", "the plan is not first"),
   ],
 )
@@ -174,7 +123,30 @@ def test_layout_leaves_out_plans_and_blanks(text, layout):
   assert grammar.parse(text).layout() == layout
 
 
-def test_paragraphs_survive_in_every_view():
+@pytest.mark.parametrize(
+  "text, repaired",
+  [
+    ("<ROLE_THINKING>Hm <role_action>nods", _tag(THINKING, "Hm ") + _tag(ACTION, "nods")),
+    ("<role_speech>Hi.</role_speech> <b>No.", "Hi. <b>No."),
+    ("Hi. " + _tag(PLAN, " a ") + "So." + _tag(PLAN, "b"), _tag(PLAN, "a\nb") + "Hi. So."),
+    ("<think>p</think>Hi. <think>t</think>", _tag(PLAN, "p") + "Hi. " + _tag(THINKING, "t")),
+    ("<think>\n\n</think>\n\nHi.", "\n\nHi."),
+    # What the tags between held apart must not become one.
+    ("<role_<role_speech>action>Hi.", "(role_action)Hi."),
+    (_tag(PLAN, "") + _tag(PLAN, "p") + "Hi.", _tag(PLAN, "p") + "Hi."),
+    (f"Hi. <role_{_tag(PLAN, 'p')}thinking>", _tag(PLAN, "p") + "Hi. (role_thinking)"),
+  ],
+)
+def test_repair_writes_the_regular_notation(text, repaired):
+  assert grammar.repair(text) == repaired
+
+
+def test_p6_what_a_hidden_layer_held_apart_makes_no_tag_in_a_view():
+  reply = grammar.parse(f"Go. <role_{_tag(THINKING, 'x')}action> Sit.")
+  assert reply.view_for("other") == "Go. (role_action) Sit."
+
+
+def test_p6_paragraphs_survive_in_every_view():
   text = "One.\n\nTwo.<role_thinking>x</role_thinking>\nThree."
   assert grammar.parse(text).view_for("other") == "One.\n\nTwo.\nThree."
 
@@ -288,10 +260,72 @@ def test_speaks_for_nobody_where_there_is_nobody():
     (_tag(PLAN, "p") + "Una: ", True),
     (_tag(THINKING, "t"), True),
     (_tag(ACTION, " "), True),
+    (_tag(ACTION, "") + " <role_speech> </role_speech>", True),
+    (_tag(PLAN, "p") + "<think>\n</think>", True),
     ("<system_thinking>cut off in the plan", True),
-    (_tag(ACTION, "nods"), False),
+    (_tag(PLAN, "p") + _tag(ACTION, "nods"), False),
+    ("<ROLE_ACTION>nods", False),
     ("Hm.", False),
+    ("<b>", False),
   ],
 )
-def test_a_reply_that_nobody_could_perceive_is_empty(text, empty):
+def test_p8_a_reply_that_nobody_could_perceive_is_empty(text, empty):
   assert grammar.parse(text, "Una").is_empty is empty
+
+
+@pytest.mark.parametrize("between", ["", "\n", "Una: Yes.", _tag(THINKING, "t")])
+def test_p7_two_plans_are_counted(between):
+  """Also where one is spelt in another way, and both are kept by a repair."""
+  for first, second in (
+    (_tag(PLAN, "a"), _tag(PLAN, "b")),
+    (_tag(PLAN, "a"), "<SYSTEM_THINKING>b</system_think>"),
+    ("<think>a</think>", _tag(PLAN, "b")),
+    (_tag(PLAN, "a"), f"<{PLAN}>b"),
+  ):
+    text = f"{first}{between}{second}"
+    reply = grammar.parse(text, "Una")
+    assert "2 plans instead of one" in reply.problems
+    assert reply.status == "malformed"
+    assert not grammar.is_valid_turn(f"{text}Una: Yes.", "Una")
+    assert grammar.parse(grammar.repair(text)).plan == "a\nb"
+
+
+@pytest.mark.parametrize(
+  "text, kept",
+  [
+    ("Sit.\nJoost: No.", "Sit."),
+    ("Sit.\n\n  Joost : No.\nUna: Yes.", "Sit."),
+    ("Joost: No.", ""),
+    ("Sit.\n约斯特：不。", "Sit."),
+    ("I told Joost: no.\nJoostina: No.", "I told Joost: no.\nJoostina: No."),
+    (_tag(PLAN, "\nJoost: may ask.\n") + "Sit.\nJoost: No.", None),
+    (_tag(THINKING, "\nJoost: will go.") + "Sit.\nJoost: No.", None),
+    (_tag(ACTION, "nods") + "\nJoost: No.", _tag(ACTION, "nods")),
+    # He begins a line for those who see no thoughts.
+    ("Sit.\n" + _tag(THINKING, "t") + "Joost: No.", "Sit.\n" + _tag(THINKING, "t")),
+    ("Sit.\n<role_speech>Joost: No.</role_speech>", "Sit.\n<role_speech>"),
+    ("Sit.\n" + _tag(ACTION, "nods") + "Joost: No.", "Sit.\n" + _tag(ACTION, "nods") + "Joost: No."),
+    # What a later tag hides is nobody's line, and the cut would show the text before it.
+    ("Hm.\nJoost: will go.\n</system_thinking>Sit.", "Hm.\nJoost: will go.\n</system_thinking>Sit."),
+    ("Joost: a\nJoost: b</role_action>", ""),
+    ("<role_thinking>Hm.\nJoost: will go.", "<role_thinking>Hm.\nJoost: will go."),
+  ],
+)  # fmt: skip
+def test_p44_a_reply_is_cut_where_it_speaks_for_another(text, kept):
+  cut = grammar.cut_before(text, ["Joost", "约斯特"])
+  assert cut == (text.partition("\nJoost: No.")[0] if kept is None else kept)
+
+
+@given(_ANY)
+def test_p44_what_is_cut_speaks_for_nobody_else_and_shows_no_more(text):
+  cut = grammar.cut_before(text, ["Joost"])
+  assert text.startswith(cut)
+  assert not grammar.parse(cut).speaks_for(["Joost"])
+  heard = grammar.parse(text).view_for("other").replace(_tag(ACTION, ""), "")
+  assert grammar.speaks_for(heard, ["Joost"]) or cut == text
+
+
+@given(_ANY)
+def test_p44_without_others_nothing_is_cut(text):
+  assert grammar.cut_before(text, []) == text
+  assert grammar.cut_before(text, [""]) == text

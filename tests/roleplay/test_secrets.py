@@ -6,7 +6,6 @@ tag that opens a hidden layer, and right before each that closes one.
 
 from hypothesis import given
 from hypothesis import strategies as st
-import pytest
 
 from her_jax.roleplay import grammar, notations
 from her_jax.roleplay.grammar import ACTION, PLAN, THINKING
@@ -68,25 +67,3 @@ def test_p6_speech_is_never_lost_in_silence(text):
     assert whole.count(word) == text.count(word)
   if reply.view_for("other").count("said") < text.count("said"):
     assert reply.status != "ok" and reply.problems
-
-
-def test_p7_two_plans_are_counted_and_no_valid_turn():
-  plan = f"<{PLAN}>p</{PLAN}>"
-  assert grammar.is_valid_turn(f"{plan}Una: Yes.", "Una")
-  reply = grammar.parse(f"{plan}{plan}Una: Yes.", "Una")
-  assert reply.status == "malformed" and "2 plans instead of one" in reply.problems
-  assert not grammar.is_valid_turn(f"{plan}{plan}Una: Yes.", "Una")
-
-
-@pytest.mark.parametrize(
-  "text, empty",
-  [
-    (f"<{PLAN}>p</{PLAN}>", True),
-    (f"<{PLAN}>p", True),
-    (f"<{PLAN}>p</{PLAN}>Una: <{THINKING}>t</{THINKING}>", True),
-    (f"<{PLAN}>p</{PLAN}>Una: <{ACTION}>nods</{ACTION}>", False),
-  ],
-)
-def test_p8_a_reply_that_is_only_a_plan_is_empty_and_a_silent_deed_is_not(text, empty):
-  assert grammar.parse(text, "Una").is_empty is empty
-  assert grammar.is_valid_turn(text, "Una") is not empty
