@@ -1,7 +1,7 @@
 """Faults that others met in rendering and judging, each held off in the whole of its kind.
 
-Those of the parser (P6, P7, P8, P44) are in test_grammar, test_visibility and test_secrets, P3 with Qwen's
-own tokenizer in test_qwen3_tokenizer.
+Those of the parser (P6, P7, P8, P44) are in test_grammar, test_visibility and test_secrets; P3
+with Qwen's own tokenizer is in test_qwen3_tokenizer.
 """
 
 import dataclasses
