@@ -9,7 +9,6 @@ import pytest
 
 from her_jax.models.config import ModelConfig
 from her_jax.models.qwen3 import Qwen3
-from her_jax.training import losses
 from her_jax.training import step as steps
 from her_jax.training.state import TrainState
 
@@ -111,55 +110,3 @@ def test_the_masters_of_a_bfloat16_model_are_float32():
   assert {leaf.dtype.name for leaf in leaves if leaf.ndim} == {"float32"}
   moved = np.abs(np.asarray(state.params["embedding"].get_value()) - before)
   assert 0 < moved.max() < 2e-6
-
-
-# One chunk, chunks that divide the length, chunks that do not.
-@pytest.mark.parametrize("chunk", [64, 8, 7])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_chunks_and_skipped_chunks_are_the_plain_loss(chunk, temperature):
-  rng = np.random.default_rng(0)
-  hidden = jnp.asarray(rng.normal(size=(2, 32, 6)), jnp.float32)
-  head = jnp.asarray(rng.normal(size=(6, 20)), jnp.float32)
-  targets = jnp.asarray(rng.integers(0, 18, (2, 32)), jnp.int32)
-  weights = np.zeros((2, 32), np.float32)
-  weights[0, 9:14] = 1.0
-  weights[1, 31] = 0.5
-
-  def plain(hidden, head):
-    logits = hidden @ head / temperature
-    log_probs = jax.nn.log_softmax(logits[..., :18])  # The tokenizer has 18 of 20 rows.
-    chosen = jnp.take_along_axis(log_probs, targets[..., None], -1)[..., 0]
-    entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, -1)
-    return -jnp.sum(weights * chosen), (chosen, entropy)
-
-  def chunked(hidden, head):
-    log_probs, entropy = losses.token_log_probs(
-      hidden, head, targets, weights, valid_vocab=18, temperature=temperature, chunk=chunk
-    )
-    return -jnp.sum(weights * log_probs), (log_probs, entropy)
-
-  run = lambda fn: jax.jit(jax.value_and_grad(fn, (0, 1), has_aux=True))(hidden, head)
-  (loss, (chosen, entropy)), gradients = run(chunked)
-  (plain_loss, (plain_chosen, plain_entropy)), plain_gradients = run(plain)
-  np.testing.assert_allclose(loss, plain_loss, rtol=1e-5)
-  on = weights > 0
-  np.testing.assert_allclose(chosen[on], plain_chosen[on], rtol=1e-4, atol=1e-5)
-  np.testing.assert_allclose(entropy[on], plain_entropy[on], rtol=1e-4, atol=1e-5)
-  for one, two in zip(gradients, plain_gradients, strict=True):
-    np.testing.assert_allclose(one, two, atol=1e-5)
-  assert chosen.shape == (2, 32)
-  # The last chunk that nobody asks for is not computed.
-  if chunk < 32:
-    assert not np.any(np.asarray(chosen)[:, 16:21])
-
-
-def test_rows_beyond_the_tokenizer_get_no_probability_and_no_gradient():
-  hidden, head = jnp.ones((1, 4, 3)), jnp.ones((3, 10)) * jnp.arange(10)
-  targets, weights = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4))
-
-  def loss(head):
-    log_probs, _ = losses.token_log_probs(hidden, head, targets, weights, valid_vocab=6)
-    return -jnp.sum(log_probs)
-
-  gradient = np.asarray(jax.grad(loss)(head))
-  assert not gradient[:, 6:].any() and gradient[:, :6].any()
