@@ -79,7 +79,7 @@ class Rules:
 
   # Parameters. heads, kv_heads, mlp and vocab serve activations too.
   layers: MeshAxes = None
-  embed: MeshAxes = "fsdp"
+  embed: MeshAxes = ("fsdp", "context")
   mlp: MeshAxes = "tensor"
   heads: MeshAxes = "tensor"
   kv_heads: MeshAxes = "tensor"
@@ -87,6 +87,7 @@ class Rules:
   vocab: MeshAxes = "tensor"
   # Activations. slots are keys and values, of which each query needs all.
   batch: MeshAxes = ("data", "fsdp")
+  lookup_batch: MeshAxes = "data"
   length: MeshAxes = "context"
   slots: MeshAxes = None
   act_embed: MeshAxes = None

@@ -121,8 +121,9 @@ def test_seed_decides_the_parameters():
 @pytest.mark.parametrize(
   ("names", "shape", "spec"),
   [
-    (("embed", "mlp"), (32, 64), P("fsdp", "tensor")),
-    (("embed", "mlp"), (32, 63), P("fsdp", None)),
+    (("embed", "mlp"), (32, 64), P(("fsdp", "context"), "tensor")),
+    (("embed", "mlp"), (32, 63), P(("fsdp", "context"), None)),
+    (("embed",), (6,), P("fsdp")),
     (("kv_heads",), (1,), P(None)),
     (("batch", "length"), (8, 16), P(("data", "fsdp"), "context")),
     (("batch",), (2,), P("data")),

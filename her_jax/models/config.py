@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any, Literal
 
 _FLOAT_DTYPES = ("float32", "bfloat16", "float16")
-_REMATS = ("full", "attention", "none")
+_REMATS = ("full", "attention", "projections", "minimal", "none")
 _ATTENTIONS = ("auto", "reference", "tree", "tree_interpret")
 
 
@@ -28,9 +28,11 @@ class ModelConfig:
     dtype: Of the computation; logits and softmax are float32 whatever it says.
     param_dtype: Of the stored parameters. bfloat16 has steps of 1e-4 at 0.02, so updates
       of 1e-6 vanish: train with float32.
-    remat: "full" keeps only each layer's input for the backward pass and recomputes the
-      rest; "attention" keeps what the attention kernel put out too, so that it runs once;
-      "none" keeps every intermediate.
+    remat: What the backward pass finds, beside each layer's input, and need not compute
+      again: "full" nothing; "attention" what the attention kernel put out; "projections" q,
+      k, v and the residual stream between attention and MLP; "minimal" q, k, v, what the
+      kernel put out and the MLP's gate and up, so that of a layer's products only attention's
+      output projection runs twice; "none" every intermediate.
     attention: "reference" is plain JAX; "tree" the Pallas kernel for TPU; "auto" the kernel
       on TPU and the reference elsewhere. A cache is always read by the reference.
   """
@@ -48,7 +50,7 @@ class ModelConfig:
   rms_norm_eps: float = 1e-6
   dtype: str = "bfloat16"
   param_dtype: str = "float32"
-  remat: Literal["full", "attention", "none"] = "full"
+  remat: Literal["full", "attention", "projections", "minimal", "none"] = "full"
   attention: Literal["auto", "reference", "tree", "tree_interpret"] = "auto"
 
   def __post_init__(self):

@@ -2,14 +2,24 @@
 
 from flax import nnx, struct
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from her_jax.models import dispatch
 from her_jax.models.block_pairs import BlockPairs
 from her_jax.models.config import ModelConfig
 from her_jax.models.rope import apply_rope, rope_angles
-from her_jax.models.tree_attention import SAVED_NAMES
+from her_jax.models.tree_attention import SAVED_NAMES as ATTENTION_OUTPUTS
 from her_jax.sharding import constrain
+
+# What each policy of `ModelConfig.remat` keeps of a layer beside its input, by the names
+# that `checkpoint_name` gives below and in tree_attention.py.
+_SAVED = {
+  "full": (),
+  "attention": ATTENTION_OUTPUTS,
+  "projections": ("qkv", "residual"),
+  "minimal": (*ATTENTION_OUTPUTS, "qkv", "gate_up"),
+}
 
 
 class KVCache(struct.PyTreeNode):
@@ -139,11 +149,11 @@ class Attention(nnx.Module):
     Returns:
       [batch, length, hidden] and the cache with this layer's new keys and values.
     """
-    q = apply_rope(self.q_norm(self.q(x)), *rope)
-    k = apply_rope(self.k_norm(self.k(x)), *rope)
+    q, k, v = (checkpoint_name(f(x), "qkv") for f in (self.q, self.k, self.v))
+    q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
     q = constrain(q, "batch", "length", "heads", "head_dim")
     k = constrain(k, "batch", "slots", "kv_heads", "head_dim")
-    v = constrain(self.v(x), "batch", "slots", "kv_heads", "head_dim")
+    v = constrain(v, "batch", "slots", "kv_heads", "head_dim")
     if cache is not None:
       cache = cache.write(layer, k, v, slots)
       k, v = cache.keys[layer].swapaxes(1, 2), cache.values[layer].swapaxes(1, 2)
@@ -166,8 +176,8 @@ class MLP(nnx.Module):
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """[batch, length, hidden] -> [batch, length, hidden]."""
-    inner = jax.nn.silu(self.gate(x)) * self.up(x)
-    return self.down(constrain(inner, "batch", "length", "mlp"))
+    gate, up = (checkpoint_name(f(x), "gate_up") for f in (self.gate, self.up))
+    return self.down(constrain(jax.nn.silu(gate) * up, "batch", "length", "mlp"))
 
 
 class Layer(nnx.Module):
@@ -193,7 +203,7 @@ class Layer(nnx.Module):
     mixed, cache = self.attention(
       self.attention_norm(x), rope, visible_until, cache, slots, layer, pairs
     )
-    x = constrain(x + mixed, "batch", "length", "act_embed")
+    x = checkpoint_name(constrain(x + mixed, "batch", "length", "act_embed"), "residual")
     x = constrain(x + self.mlp(self.mlp_norm(x)), "batch", "length", "act_embed")
     return x, cache
 
@@ -266,6 +276,9 @@ class Qwen3(nnx.Module):
 
     rope = rope_angles(positions, self.config.head_dim, self.config.rope_theta)
     graphdef, stacked = nnx.split(self.layers)
+    # Before the loop, while each device has its shard alone: gathered in float32 the weights
+    # would move twice the bytes.
+    stacked = jax.tree.map(lambda x: x.astype(self.config.dtype), stacked)
     kind = self.config.attention if cache is None else "reference"
     pairs = dispatch.pairs_for(kind, visible_until, self.config.head_dim)
 
@@ -278,16 +291,16 @@ class Qwen3(nnx.Module):
       return layers(x, rope, visible_until, cache, slots, layer, pairs), None
 
     if self.config.remat != "none" and cache is None:
-      saved = SAVED_NAMES if self.config.remat == "attention" else ()
-      policy = jax.checkpoint_policies.save_only_these_names(*saved)
+      policy = jax.checkpoint_policies.save_only_these_names(*_SAVED[self.config.remat])
       # A scan body is safe from common subexpression elimination.
       body = jax.checkpoint(body, prevent_cse=False, policy=policy)
 
-    # Whole rows of the table first: looked up while split over fsdp, the activations of all
-    # rows are replicated (5 GiB for 64 x 4096 tokens of Qwen3-32B). Cast only after the
-    # lookup, so that the gradients of a frequent token are summed in float32.
-    table = constrain(self.embedding[...], "vocab", "act_embed")
-    x = table[constrain(tokens, "batch", "length")].astype(self.config.dtype)
+    # Every device looks its columns of the table up, for the tokens of all; an all-to-all then
+    # gives each its own rows. So no device ever holds the table or its gradient: 2 · 2.9 GiB of
+    # Qwen3-32B. Cast after the lookup, so that the gradients of a frequent token are summed in
+    # float32.
+    x = self.embedding[...][constrain(tokens, "lookup_batch", "slots")]
+    x = constrain(x.astype(self.config.dtype), "lookup_batch", "slots", "embed")
     x = constrain(x, "batch", "length", "act_embed")
     (x, cache), _ = jax.lax.scan(
       body, (x, cache), (stacked, jnp.arange(self.config.num_layers))
