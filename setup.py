@@ -55,6 +55,7 @@ _EXTRAS = {
   "chat": ["openai>=3.50", "prompt_toolkit>=3.0.50", "tenacity>=9.1"],
   "test": [
     "hypothesis>=6.150",
+    f"jax[tpu]{_JAX}",  # libtpu compiles for pods on any Linux host.
     "mypy>=2",
     "pytest>=9",
     "pytest-xdist>=3.8",

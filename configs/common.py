@@ -1,11 +1,13 @@
 """What all configs share: the model, where it comes from, the data, the mesh, the optimiser.
 
-`get_config(arg)` of each config takes `tiny` (a laptop, minutes) or the name of a model preset
-such as `qwen3-0.6b`; without an argument it is the pod run of Qwen3-32B.
+`get_config(arg)` of each config takes `tiny` (a laptop, minutes), the name of a model preset
+such as `qwen3-0.6b`, or the name of a pod such as `v5p-128`: Qwen3-32B laid out for it, as
+docs/pods.md compares. Without an argument it is Qwen3-32B on whatever devices there are.
 """
 
 import ml_collections
 
+from configs import pods
 from her_jax.models.config import PRESETS
 
 TINY = "tiny"
@@ -18,15 +20,20 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
   Raises:
     ValueError: `arg` names no preset.
   """
-  preset = arg or DEFAULT
+  pod = pods.TRAINING.get(task, {}).get(arg or "")
+  preset = DEFAULT if pod else arg or DEFAULT
   if preset not in PRESETS:
-    raise ValueError(f"no preset {preset!r}; there are {', '.join(PRESETS)}")
+    names = [*PRESETS, *pods.TRAINING.get(task, ())]
+    raise ValueError(f"no preset {preset!r}; there are {', '.join(names)}")
   tiny = preset == TINY
   config = ml_collections.ConfigDict()
   config.task = task
   config.seed = 0
   # A preset of her_jax.models.config; gives the shape where init_from brings none.
   config.model = preset
+  # What the backward pass computes again: full, attention, projections, minimal or none, see
+  # her_jax.models.config; empty: as the model's preset has it.
+  config.remat = pod.remat if pod else ""
   # A Hugging Face folder, or the workdir of an earlier stage. Empty: random weights.
   config.init_from = ""
   # A Hugging Face tokenizer folder. Empty: the one of init_from, or, where there is none, one
@@ -45,7 +52,7 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
   config.data.scenes = "samples"
   config.data.pairs = "samples"
   # Tokens of a row into which trees are packed.
-  config.data.length = 384 if tiny else 8192
+  config.data.length = pod.length if pod else 384 if tiny else 8192
   # The same for the held-out loss, alike in all stages, and the rows measured together.
   config.data.eval_length = config.data.length
   config.data.eval_batch_size = 1 if tiny else 32
@@ -56,6 +63,10 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
   config.cpu_devices = 1
   # Ways to split over the devices; -1 takes what the others leave.
   config.mesh = ml_collections.ConfigDict({"data": 1, "fsdp": -1, "context": 1, "tensor": 1})
+  # The pod this is laid out for, as launch_tpu.aot names it; empty: any.
+  config.pod = arg if pod else ""
+  if pod:
+    config.mesh.update(data=pod.data, context=pod.context)
 
   config.optimizer = ml_collections.ConfigDict()
   config.optimizer.name = "muon" if tiny else "adamw"
@@ -69,9 +80,15 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
   config.optimizer.clip_norm = 1.0
 
   # Parts in which a batch is worked through; the result is the same.
-  config.micro_batches = 1
+  config.micro_batches = pod.micro_batches if pod else 1
   config.log_every = 20
   return config
+
+
+def rows(task: str, arg: str | None) -> int:
+  """Rows of a batch: the paper's 32, or what a pod's preset has."""
+  pod = pods.TRAINING.get(task, {}).get(arg or "")
+  return pod.rows if pod else 32
 
 
 def sampling(tiny: bool) -> ml_collections.ConfigDict:

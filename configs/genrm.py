@@ -14,7 +14,7 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   config = common.base("genrm", arg)
   tiny = config.model == common.TINY
   config.steps = 900 if tiny else 2000
-  config.batch_size = 1 if tiny else 32
+  config.batch_size = 1 if tiny else common.rows("genrm", arg)
   if tiny:
     config.init_from = "out/quickstart/sft"
     config.optimizer.learning_rate = 7e-3

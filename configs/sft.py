@@ -17,7 +17,7 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   config = common.base("sft", arg)
   tiny = config.model == common.TINY
   config.steps = 1800 if tiny else 2000
-  config.batch_size = 2 if tiny else 32
+  config.batch_size = 2 if tiny else common.rows("sft", arg)
   if tiny:
     config.optimizer.learning_rate = 7e-3
     config.optimizer.weight_decay = 0.3

@@ -18,6 +18,7 @@ from typing import Any
 from absl import logging
 from flax import nnx
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
@@ -48,7 +49,8 @@ def make_mesh(
     At most one size may be -1: it takes the devices that the others leave.
 
   Raises:
-    ConfigError: The sizes do not multiply to the number of devices.
+    ConfigError: The sizes do not multiply to the number of devices, or would split something
+      other than `data` over the slices of a pod.
   """
   devices = jax.devices() if devices is None else list(devices)
   sizes = dict(zip(MESH_AXES, (data, fsdp, context, tensor), strict=True))
@@ -63,9 +65,26 @@ def make_mesh(
       f"Mesh {asked} does not fit {len(devices)} devices: the product of the sizes must be "
       f"{len(devices)}, or divide it where one size is -1."
     )
-  return jax.make_mesh(
-    tuple(sizes.values()), MESH_AXES, devices=devices, axis_types=(AxisType.Auto,) * 4
-  )
+  slices = len({getattr(device, "slice_index", 0) for device in devices})
+  if sizes["data"] % slices:
+    raise ConfigError(
+      f"Mesh {asked} on {slices} slices: data must be a multiple of {slices}, because replicas"
+      " alone talk seldom enough for the network between slices."
+    )
+  laid_out = _lay_out(list(sizes.values()), devices, slices)
+  return Mesh(laid_out, MESH_AXES, axis_types=(AxisType.Auto,) * 4)
+
+
+def _lay_out(shape: list[int], devices: Sequence[jax.Device], slices: int) -> np.ndarray:
+  """Devices in `shape`, so that neighbours in the mesh are neighbours in the torus."""
+  if devices[0].platform != "tpu":
+    return np.asarray(devices).reshape(shape)
+  if slices == 1:
+    return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+  return mesh_utils.create_hybrid_device_mesh(
+    [shape[0] // slices, *shape[1:]], [slices, 1, 1, 1], devices,
+    allow_split_physical_axes=True,
+  )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

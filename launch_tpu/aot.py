@@ -1,57 +1,83 @@
-"""Compiles the program that a task runs for a pod, without the pod, and says what it takes.
+"""Compiles the programs that a task runs for a pod, without the pod, and says what they take.
 
-    python -m launch_tpu.aot --config=configs/sft.py --pod=v5p-128 --out=aot.json
+    python -m launch_tpu.aot --config=configs/sft.py:v5p-128 --programs=train --out=aot.json
+    python -m launch_tpu.aot --config=configs/rl.py:v5p-128 --programs=train,gather,prefill,decode
 
 Needs libtpu (`pip install '.[tpu]'`) and no TPU. Overrides of the config are those of the task:
---config.batch_size=64, --config.data.length=4096, --config.mesh.data=4. Ends with exit code 1 if
-the program does not fit. Times are bounds by the chip's peaks (`launch_tpu.roofline`), not
-predictions.
+--config.batch_size=64, --config.remat=full, --config.mesh.data=4. Ends with exit code 1 if a
+program does not fit, and names a change by which it does. Times are bounds by the chip's peaks
+(`launch_tpu.roofline` says what they assume), not predictions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import json
 import os
 import pathlib
+import re
 import sys
 import time
 from typing import Any
 
-from absl import app, flags
+from absl import app, flags, logging
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
-from jax.experimental import mesh_utils
-import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding
 import ml_collections
 from ml_collections import config_flags
-import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from her_jax import sharding
-from her_jax.models.config import PRESETS, ModelConfig
-from her_jax.models.qwen3 import abstract_model
-from her_jax.training import optimizer as optimizers
-from her_jax.training import step as steps
-from her_jax.training.state import TrainState
-from launch_tpu import hlo, pods, roofline
+from launch_tpu import arithmetic, hlo, pods, programs, roofline
 
-_CONFIG = config_flags.DEFINE_config_file("config", "configs/sft.py", "Config of a task")
-_POD = flags.DEFINE_enum("pod", "v5p-128", list(pods.PODS), "What to compile for")
-_REMAT = flags.DEFINE_string("remat", None, "Instead of the model's: full, attention or none")
+_CONFIG = config_flags.DEFINE_config_file(
+  "config", "configs/sft.py:v5p-128", "Config of a task"
+)
+_PROGRAMS = flags.DEFINE_list(
+  "programs", ["train"], f"Of {', '.join([*programs.ON_POD, *programs.ON_HOST])}"
+)
+_POD = flags.DEFINE_enum(
+  "pod", None, list(pods.PODS), "What to compile for; the config's own pod where it names one"
+)
 _OUT = flags.DEFINE_string("out", None, "File for the results as JSON")
-_VALID_VOCAB = 151_669  # Qwen3's tokenizer.
 _GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """One program on one topology; bytes, FLOPs and times are a chip's."""
+  """One program on one topology; bytes, FLOPs and times are a chip's.
+
+  Attributes:
+    program: Its name in `launch_tpu.programs`.
+    topology: The pod, and for a program of one host " host".
+    chips: That the program runs on.
+    mesh: Size of each axis.
+    remat: Policy of the backward pass.
+    rows: Of the batch.
+    length: Tokens a row.
+    hbm_peak_gib: Arguments and temporaries.
+    hbm_limit_gib: What a program may use.
+    fits: Whether it does.
+    argument_gib: Weights, moments, cache, batch.
+    temporary_gib: What lives only inside of the program.
+    flops_per_chip: Executed matrix products, those of the attention kernel included.
+    kernel_flops_per_chip: Those of the attention kernel, by its calls and visited blocks.
+    model_flops_per_chip: What the model needs, without anything computed twice.
+    weight_flops_ratio: Executed / needed, of products with weights alone.
+    collective_gib_per_chip: Sent, by kind of collective.
+    needed_gib_per_chip: What the sharding needs, by purpose.
+    roofline_seconds: Least time by what would limit it.
+    mfu_bound: MFU of a step as long as the longest of them.
+    compile_seconds: On this machine.
+  """
 
   program: str
   topology: str
   chips: int
+  mesh: dict[str, int]
+  remat: str
   rows: int
   length: int
   hbm_peak_gib: float
@@ -60,139 +86,218 @@ class Result:
   argument_gib: float
   temporary_gib: float
   flops_per_chip: float
+  kernel_flops_per_chip: float
   model_flops_per_chip: float
+  weight_flops_ratio: float
   collective_gib_per_chip: dict[str, float]
+  needed_gib_per_chip: dict[str, float]
   roofline_seconds: dict[str, float]
   mfu_bound: float
   compile_seconds: float
 
 
-def make_mesh(sizes: dict[str, int], devices: Sequence[jax.Device], slices: int) -> Mesh:
-  """As `sharding.make_mesh`, with the devices laid out for the pod's network."""
-  sizes = dict(sizes)
-  fixed = int(np.prod([s for s in sizes.values() if s != -1]))
-  sizes = {k: len(devices) // fixed if s == -1 else s for k, s in sizes.items()}
-  shape = [sizes[axis] for axis in sharding.MESH_AXES]
-  if slices > 1:
-    # Replicas talk once a step: they are what the slow network between slices carries.
-    inner = [shape[0] // slices, *shape[1:]]
-    made = mesh_utils.create_hybrid_device_mesh(
-      inner, [slices, 1, 1, 1], devices, allow_split_physical_axes=True
-    )
-  else:
-    made = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-  return Mesh(made, sharding.MESH_AXES, axis_types=(AxisType.Auto,) * 4)
+class DoesNotFit(Exception):
+  """The compiler gave up: the program needs more memory than a chip has."""
 
 
-def train_program(config: ml_collections.ConfigDict, model: ModelConfig, mesh: Mesh) -> Any:
-  """The update of SFT and of the judge, lowered on shapes alone."""
-  graphdef, abstract = abstract_model(model)
-  places = sharding.shardings(abstract, mesh)
-  params = jax.tree.map(_placed, abstract, places)
-  optimizer, _ = optimizers.build(config.optimizer, config.steps)
-  everywhere = sharding.replicated(mesh)
-  like: Any = jax.tree.structure(params)
-  moments = jax.tree.map(
-    lambda part: jax.tree.map(
-      _placed, part, places if like == jax.tree.structure(part) else _same(part, everywhere)
-    ),
-    jax.eval_shape(optimizer.init, abstract),
-    is_leaf=lambda part: like == jax.tree.structure(part),
-  )
-  count: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
-  shape = (config.batch_size, config.data.length)
-  rows = NamedSharding(mesh, sharding.RULES.spec(("batch",), shape[:1], mesh))
-  batch = {
-    name: jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
-    for name, dtype in (
-      ("tokens", jnp.int32),
-      ("targets", jnp.int32),
-      ("positions", jnp.int32),
-      ("visible_until", jnp.int32),
-      ("loss_weights", jnp.float32),
-    )
-  }
-  step: Any = steps.make_train_step(
-    graphdef, optimizer, steps.next_token_loss(_VALID_VOCAB), config.micro_batches
-  )
-  return step.lower(TrainState(count, params, moments), batch)
+def compile_for(config: ml_collections.ConfigDict, name: str, pod_name: str) -> Result:
+  """Compiles one program of `config` for a pod.
 
-
-def model_flops(model: ModelConfig, rows: int, length: int) -> float:
-  """Matrix products of one update: 6 a weight and token, and causal attention's.
-
-  The embedding is looked up and not multiplied; attention's products are 2 forward and 4
-  backward, each 2 · heads · head_dim FLOPs a pair of slots.
+  Raises:
+    DoesNotFit: with the compiler's own words.
+    ConfigError: the mesh does not fit the pod.
   """
-  table = model.vocab_size * model.hidden_size
-  weights = model.num_params() - (0 if model.tie_embeddings else table)
-  pairs = length * (length + 1) / 2
-  attention = 6 * 2 * model.num_layers * model.num_heads * model.head_dim * pairs
-  return rows * (6 * weights * length + attention)
-
-
-def report(config: ml_collections.ConfigDict, pod_name: str, remat: str | None) -> Result:
-  """Compiles `config`'s update for a pod."""
   pod = pods.PODS[pod_name]
-  devices = pods.devices(pod)
-  changes: dict[str, Any] = {"attention": "tree" if config.mesh.context == 1 else "reference"}
-  if remat:
-    changes["remat"] = remat
-  model = dataclasses.replace(PRESETS[config.model], **changes)
-  mesh = make_mesh(config.mesh.to_dict(), devices, pod.slices)
+  if name in programs.ON_POD:
+    mesh = sharding.make_mesh(**config.mesh, devices=pods.devices(pod))
+    lower = programs.ON_POD[name]
+  else:
+    mesh = sharding.make_mesh(tensor=-1, fsdp=1, devices=pods.host_devices(pod))
+    lower = programs.ON_HOST[name]
   start = time.perf_counter()
-  with jax.set_mesh(mesh):
-    compiled = train_program(config, model, mesh).compile()
+  try:
+    with jax.set_mesh(mesh):
+      compiled = lower(config, mesh).compile()
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    message = str(error).strip().splitlines()[0]
+    # "… the total memory required for HLO temporaries (68.19G) exceeds available HBM (31.25G)."
+    short = re.search(r"[^.:]*\([\d.]+G\) exceeds .*\([\d.]+G\)", message)
+    raise DoesNotFit(short[0].strip() if short else message) from None
   seconds = time.perf_counter() - start
-  memory = compiled.memory_analysis()
-  counts = hlo.count(compiled.as_text(), devices=len(devices))
-  chips = len(devices)
-  rows, length = config.batch_size, config.data.length
-  useful = model_flops(model, rows, length) / chips
-  # The kernel's products do not stand in the program's text.
-  pairs = rows * length * (length + 1) / 2
-  attention = 6 * 2 * model.num_layers * model.num_heads * model.head_dim * pairs / chips
-  bound = roofline.roofline(counts, pod.chip, useful, kernel_flops=attention)
+  return _measure(config, name, pod_name, mesh, compiled, seconds)
+
+
+def _measure(
+  config: ml_collections.ConfigDict,
+  name: str,
+  pod_name: str,
+  mesh: jax.sharding.Mesh,
+  compiled: Any,
+  seconds: float,
+) -> Result:
+  pod, model = pods.PODS[pod_name], programs.model_config(config)
+  counts = hlo.count(compiled.as_text(), devices=mesh.size)
+  rows, length = programs.batch_shape(config, name)
+  work = arithmetic.Work(
+    rows, length, dict(mesh.shape), config.micro_batches if name == "train" else 1
+  )
+  kernel = arithmetic.kernel_flops(model, work, counts.kernel_calls)
+  weights, useful = programs.needed_flops(config, name)
+  needed = arithmetic.needed_bytes(model, work) if name == "train" else {}
+  bound = roofline.roofline(counts, pod.chip, useful / mesh.size, kernel_flops=kernel)
   limit = roofline.usable_hbm_gib(pod.chip)
-  peak = (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / _GIB
+  memory = compiled.memory_analysis()
+  arguments, temporary = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+  # Results that are no donated argument's buffer live beside both.
+  results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+  peak = (arguments + temporary + results) / _GIB
+  gib = lambda sizes: {k: round(v / _GIB, 2) for k, v in sizes.items() if v}
   return Result(
-    program="train",
-    topology=pod_name,
-    chips=chips,
+    program=name,
+    topology=pod_name + ("" if name in programs.ON_POD else " host"),
+    chips=mesh.size,
+    mesh=dict(mesh.shape),
+    remat=model.remat,
     rows=rows,
     length=length,
     hbm_peak_gib=round(peak, 2),
     hbm_limit_gib=limit,
     fits=peak <= limit,
-    argument_gib=round(memory.argument_size_in_bytes / _GIB, 2),
-    temporary_gib=round(memory.temp_size_in_bytes / _GIB, 2),
-    flops_per_chip=counts.matmul_flops + attention,
-    model_flops_per_chip=useful,
-    collective_gib_per_chip={k: round(v / _GIB, 2) for k, v in counts.wire_bytes.items()},
+    argument_gib=round(arguments / _GIB, 2),
+    temporary_gib=round(temporary / _GIB, 2),
+    flops_per_chip=counts.matmul_flops + kernel,
+    kernel_flops_per_chip=kernel,
+    model_flops_per_chip=useful / mesh.size,
+    weight_flops_ratio=round(counts.matmul_flops * mesh.size / weights, 4) if weights else 0.0,
+    collective_gib_per_chip=gib(counts.wire_bytes),
+    needed_gib_per_chip=gib(needed),
     roofline_seconds={"compute": bound.compute_s, "hbm": bound.hbm_s, "ici": bound.ici_s},
-    mfu_bound=bound.mfu,
+    mfu_bound=round(bound.mfu, 4),
     compile_seconds=round(seconds, 1),
   )
 
 
-def _placed(value: Any, place: NamedSharding) -> jax.ShapeDtypeStruct:
-  return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=place)
+def changes(config: ml_collections.ConfigDict, name: str, pod_name: str) -> Iterator[dict]:
+  """Overrides that lower a program's memory, the cheapest first; "pod" among them last."""
+  mesh, chips = config.mesh, pods.chips(pods.PODS[pod_name])
+  if name in programs.ON_HOST:
+    for prompts in _halves(config.sampling.prompts_per_call):
+      yield {"sampling.prompts_per_call": prompts}
+    return
+  if name == "train":
+    if programs.model_config(config).remat != "full":
+      yield {"remat": "full"}
+    if mesh.data % 2 == 0 and mesh.data // 2 >= pods.PODS[pod_name].slices:
+      yield {"remat": "full", "mesh.data": mesh.data // 2}
+    shards = chips // mesh.context // mesh.tensor
+    for context in (2, 4, 8, 16):
+      # Half of the rows at a time, each on twice the chips.
+      if shards % context == 0 and config.data.length // context >= 1024:
+        rows = programs.batch_shape(config, name)[0]
+        parts = max(rows * context // shards, 1) * config.micro_batches
+        if rows % parts == 0:
+          yield {
+            "remat": "full", "mesh.data": pods.PODS[pod_name].slices,
+            "mesh.context": mesh.context * context, "micro_batches": parts,
+          }  # fmt: skip
+  larger = [
+    (pods.chips(pod), other)
+    for other, pod in pods.PODS.items()
+    if pod.chip == pods.PODS[pod_name].chip and pods.chips(pod) > chips and pod.slices == 1
+  ]
+  for _, other in sorted(larger):
+    yield {"pod": other, "remat": "full"}
 
 
-def _same(tree: Any, place: NamedSharding) -> Any:
-  return jax.tree.map(lambda _: place, tree)
+def _halves(number: int) -> Iterator[int]:
+  while number > 1:
+    number //= 2
+    yield number
+
+
+def what_would_fit(
+  config: ml_collections.ConfigDict, name: str, pod_name: str
+) -> tuple[dict, Result] | None:
+  """The first of `changes` with which the program compiles and fits, and what it takes then."""
+  for change in changes(config, name, pod_name):
+    other = ml_collections.ConfigDict(config.to_dict())
+    other.update_from_flattened_dict({k: v for k, v in change.items() if k != "pod"})
+    try:
+      result = compile_for(other, name, change.get("pod", pod_name))
+    except DoesNotFit:
+      continue
+    if result.fits:
+      return change, result
+  return None
+
+
+def print_results(results: Sequence[Result]) -> None:
+  """One line a program, and beneath it what moves between chips."""
+  table = Table("program", "chips", "HBM GiB", "arguments", "temporary", "FLOPs", "weights'",
+                "sent GiB", "least s: compute", "HBM", "ICI", "MFU <=", "compiled in")  # fmt: skip
+  for r in results:
+    seconds = [f"{r.roofline_seconds[k]:.3g}" for k in ("compute", "hbm", "ici")]
+    ratio = r.flops_per_chip / r.model_flops_per_chip if r.model_flops_per_chip else 0
+    table.add_row(
+      f"{r.program} {r.rows} x {r.length}", f"{r.topology}: {r.chips}",
+      f"{r.hbm_peak_gib:.1f} of {r.hbm_limit_gib:g}", f"{r.argument_gib:.1f}",
+      f"{r.temporary_gib:.1f}", f"{ratio:.3f} x", f"{r.weight_flops_ratio:.3f} x",
+      f"{sum(r.collective_gib_per_chip.values()):.1f}", *seconds, f"{r.mfu_bound:.2f}",
+      f"{r.compile_seconds:.0f} s",
+    )  # fmt: skip
+  console = Console(width=max(Console().width, 150))
+  console.print(table)
+  for r in results:
+    sent = ", ".join(f"{k} {v:g}" for k, v in r.collective_gib_per_chip.items()) or "nothing"
+    needed = ", ".join(f"{k} {v:g}" for k, v in r.needed_gib_per_chip.items())
+    console.print(f"{r.program} on {r.topology}, mesh {r.mesh}, remat {r.remat}")
+    console.print(f"  a chip sends {sent} GiB" + (f"; needed: {needed}" if needed else ""))
+  console.print(
+    "FLOPs: executed / needed by the model, all matrix products, and those with weights alone."
+    " Least times assume full peaks and full overlap; see launch_tpu/roofline.py."
+  )
 
 
 def main(argv: Sequence[str]) -> None:
-  del argv
-  result = report(_CONFIG.value, _POD.value, _REMAT.value)
-  for name, value in dataclasses.asdict(result).items():
-    print(f"{name:24s}{value}")
+  if len(argv) > 1:
+    raise app.UsageError(f"what is {argv[1]!r}? Overrides begin with --config.")
+  config = _CONFIG.value
+  pod_name = _POD.value or config.pod
+  known = [*programs.ON_POD, *programs.ON_HOST]
+  if unknown := [name for name in _PROGRAMS.value if name not in known]:
+    raise app.UsageError(f"no program {unknown[0]!r}; there are {', '.join(known)}")
+  if not pod_name:
+    raise app.UsageError(f"name a pod with --pod: {', '.join(pods.PODS)}")
+  results, failed = [], {}
+  for name in _PROGRAMS.value:
+    try:
+      results.append(compile_for(config, name, pod_name))
+      if not results[-1].fits:
+        failed[name] = f"needs {results[-1].hbm_peak_gib} GiB"
+    except DoesNotFit as error:
+      failed[name] = str(error)
+  if results:
+    print_results(results)
   if _OUT.value:
-    pathlib.Path(_OUT.value).write_text(
-      json.dumps([dataclasses.asdict(result)], indent=2) + "\n"
-    )
-  sys.exit(0 if result.fits else 1)
+    rows = [dataclasses.asdict(result) for result in results]
+    pathlib.Path(_OUT.value).write_text(json.dumps(rows, indent=2) + "\n")
+  for name, why in failed.items():
+    print(f"aot: {name} does not fit {pod_name}: {why}", file=sys.stderr)
+    logging.info("trying what would fit")
+    if found := what_would_fit(config, name, pod_name):
+      change, result = found
+      spelt = " ".join(
+        f"--pod={v}" if k == "pod" else f"--config.{k}={v}" for k, v in change.items()
+      )
+      print(
+        f"aot: it fits with {spelt}: {result.hbm_peak_gib} of {result.hbm_limit_gib} GiB",
+        file=sys.stderr,
+      )
+    else:
+      print("aot: nothing tried fits: take a smaller model or shorter rows", file=sys.stderr)
+  sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

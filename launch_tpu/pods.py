@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
+import math
 import os
 from typing import Any
 
@@ -25,12 +26,31 @@ class Pod:
 
 # v5p-N counts cores, two a chip; v6e-N counts chips.
 PODS = {
+  "v5p-16": Pod("v5p", (2, 2, 2)),
+  "v5p-32": Pod("v5p", (2, 2, 4)),
+  "v5p-64": Pod("v5p", (2, 4, 4)),
   "v5p-128": Pod("v5p", (4, 4, 4)),
   "v5p-256": Pod("v5p", (4, 4, 8)),
+  "v6e-16": Pod("v6e", (4, 4)),
+  "v6e-32": Pod("v6e", (4, 8)),
   "v6e-64": Pod("v6e", (8, 8)),
   "v6e-256": Pod("v6e", (16, 16)),
   "2xv6e-256": Pod("v6e", (16, 16), slices=2),
 }
+
+
+# A host of these slices has four chips.
+_HOST = {"v5p": (2, 2, 1), "v6e": (2, 2)}
+
+
+def chips(pod: Pod) -> int:
+  """Of all slices."""
+  return math.prod(pod.shape) * pod.slices
+
+
+def host_devices(pod: Pod) -> Sequence[jax.Device]:
+  """The devices of one host of the pod, as those of a slice of its size."""
+  return devices(Pod(pod.chip, _HOST[pod.chip]))
 
 
 def devices(pod: Pod) -> Sequence[jax.Device]:
@@ -55,6 +75,7 @@ def devices(pod: Pod) -> Sequence[jax.Device]:
     options = {
       "chip_config_name": "megacore",
       "chips_per_host_bounds": (2, 2, 1),
-      "wrap": (True,) * len(pod.shape),
+      # An axis of the torus is closed where it has four chips or more.
+      "wrap": tuple(side >= 4 for side in pod.shape),
     }
   return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices

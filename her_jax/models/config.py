@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 _FLOAT_DTYPES = ("float32", "bfloat16", "float16")
-_REMATS = ("full", "attention", "projections", "minimal", "none")
+Remat = Literal["full", "attention", "projections", "minimal", "none"]
 _ATTENTIONS = ("auto", "reference", "tree", "tree_interpret")
 
 
@@ -50,7 +50,7 @@ class ModelConfig:
   rms_norm_eps: float = 1e-6
   dtype: str = "bfloat16"
   param_dtype: str = "float32"
-  remat: Literal["full", "attention", "projections", "minimal", "none"] = "full"
+  remat: Remat = "full"
   attention: Literal["auto", "reference", "tree", "tree_interpret"] = "auto"
 
   def __post_init__(self):
@@ -71,7 +71,7 @@ class ModelConfig:
     for name in ("dtype", "param_dtype"):
       if getattr(self, name) not in _FLOAT_DTYPES:
         raise ValueError(f"{name}={getattr(self, name)!r} is not one of {_FLOAT_DTYPES}.")
-    for name, allowed in (("remat", _REMATS), ("attention", _ATTENTIONS)):
+    for name, allowed in (("remat", get_args(Remat)), ("attention", _ATTENTIONS)):
       if getattr(self, name) not in allowed:
         raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}.")
 

@@ -26,7 +26,7 @@ def run(
   scenes = start.load_scenes(config)
   pairs = start.load_pairs(config, scenes)
   train = [pair for pair in pairs if pair.split == "train"]
-  model = start.start_model(config, mesh, scenes)
+  model = start.start_model(config, mesh, scenes).with_remat(config.remat)
   rows, counts = loaders.judge_trees(
     train,
     scenes.train,

@@ -46,7 +46,7 @@ def run(
   }  # fmt: skip
   checkpoint.require(sources)
   scenes = start.load_scenes(config)
-  policy = checkpoint.load(config.policy, mesh, "config.policy")
+  policy = checkpoint.load(config.policy, mesh, "config.policy").with_remat(config.remat)
   judge_model = checkpoint.load(config.judge.checkpoint, mesh, "config.judge.checkpoint")
   tokenizer = policy.tokenizer
   sampler = start.make_sampler(policy, config.sampling, config.sampling.temperature)
@@ -67,13 +67,9 @@ def run(
   turns = policy_evaluation.pick_turns(scenes.train, count)
   stream = loaders.prompt_stream(turns, batch_size=rl.prompts_per_step, seed=config.seed)
   optimizer, schedule = optimizers.build(config.optimizer, rl.steps * rl.updates_per_step)
-  loss_fn = objective.clipped_policy_loss(
-    valid_vocab=len(tokenizer),
-    temperature=config.sampling.temperature,
-    clip_low=rl.clip_low,
-    clip_high=rl.clip_high,
+  step_fn = steps.make_train_step(
+    policy.graphdef, optimizer, loss(config, len(tokenizer)), config.micro_batches
   )
-  step_fn = steps.make_train_step(policy.graphdef, optimizer, loss_fn, config.micro_batches)
   state = TrainState.create(frozen, optimizer)
   measure = Measure(config, workdir, mesh, policy, scenes)
   rewards: list[list[tuple[tuple[str, int], float]]] = []
@@ -128,6 +124,16 @@ def run(
     "reward_last_fifth": last,
     "reward_standard_error": error,
   }
+
+
+def loss(config: ml_collections.ConfigDict, valid_vocab: int) -> steps.LossFn:
+  """The clipped objective, with the clips and the temperature of `config`."""
+  return objective.clipped_policy_loss(
+    valid_vocab=valid_vocab,
+    temperature=config.sampling.temperature,
+    clip_low=config.rl.clip_low,
+    clip_high=config.rl.clip_high,
+  )
 
 
 def _check(config: ml_collections.ConfigDict) -> None:

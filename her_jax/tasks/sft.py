@@ -29,7 +29,7 @@ def run(
     None where `eval_samples` is 0 or nothing is held out.
   """
   scenes = start.load_scenes(config)
-  model = start.start_model(config, mesh, scenes)
+  model = start.start_model(config, mesh, scenes).with_remat(config.remat)
   pad_id = chat.control_id(chat.PAD, model.tokenizer)
   rows, counts = loaders.sft_trees(
     scenes.train,

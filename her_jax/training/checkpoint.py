@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
 import shutil
-from typing import Any
+from typing import Any, Literal
 
 from absl import logging
 from etils import epath
@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from her_jax import sharding
 from her_jax.errors import ConfigError
 from her_jax.hf import tokenizer as hf_tokenizer
-from her_jax.models.config import ModelConfig
+from her_jax.models.config import ModelConfig, Remat
 from her_jax.models.qwen3 import abstract_model
 from her_jax.roleplay.prompts import Variant
 
@@ -40,6 +40,13 @@ class Checkpoint:
   tokenizer: PreTrainedTokenizerBase
   variant: Variant  # of the prompts it was trained on
   step: int = 0
+
+  def with_remat(self, policy: Remat | Literal[""]) -> "Checkpoint":
+    """The same weights under another policy of `ModelConfig.remat`; "" changes nothing."""
+    if not policy:
+      return self
+    config = dataclasses.replace(self.config, remat=policy)
+    return dataclasses.replace(self, config=config, graphdef=abstract_model(config)[0])
 
 
 def save(
