@@ -41,6 +41,7 @@ _PROGRAMS = flags.DEFINE_list(
 _POD = flags.DEFINE_enum(
   "pod", None, list(pods.PODS), "What to compile for; the config's own pod where it names one"
 )
+_SUGGEST = flags.DEFINE_bool("suggest", True, "Find a change with which a program fits")
 _OUT = flags.DEFINE_string("out", None, "File for the results as JSON")
 _GIB = 2**30
 
@@ -282,9 +283,17 @@ def main(argv: Sequence[str]) -> None:
     print_results(results)
   if _OUT.value:
     rows = [dataclasses.asdict(result) for result in results]
+    fitted = {result.program for result in results}
+    rows += [
+      {"program": name, "topology": pod_name, "fits": False, "error": why}
+      for name, why in failed.items()
+      if name not in fitted
+    ]
     pathlib.Path(_OUT.value).write_text(json.dumps(rows, indent=2) + "\n")
   for name, why in failed.items():
     print(f"aot: {name} does not fit {pod_name}: {why}", file=sys.stderr)
+    if not _SUGGEST.value:
+      continue
     logging.info("trying what would fit")
     if found := what_would_fit(config, name, pod_name):
       change, result = found

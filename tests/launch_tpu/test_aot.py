@@ -119,5 +119,7 @@ def test_programs_of_a_host_and_one_that_does_not_fit(tmp_path):
   assert done.returncode == 1
   assert "decode does not fit v6e-64: " in done.stderr and "exceeds" in done.stderr
   assert "it fits with --config.sampling.prompts_per_call=4" in done.stderr
-  (gather,) = found
-  assert gather["program"] == "gather" and gather["fits"]
+  assert [(row["program"], row["fits"]) for row in found] == [
+    ("gather", True),
+    ("decode", False),
+  ]
