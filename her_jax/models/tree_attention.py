@@ -27,9 +27,8 @@ from her_jax.models.block_pairs import (
   block_pairs,
   block_sizes,
   column,
-  entries,
   pad_visible_until,
-  padded_length,
+  round_up,
   row,
 )
 from her_jax.models.tree_kernels import dkv_kernel, dq_kernel, forward_kernel
@@ -56,39 +55,45 @@ def tree_attention(
 
   A Pallas kernel is opaque to the partitioner: over several devices call this under
   `jax.shard_map(..., check_vma=False)`. Split the batch of all arguments (those in `pairs`
-  too) as you please, the heads of q, k and v into equally many parts, the length not at all.
+  too) as you please, the heads of q, k and v into equally many parts, k and v's length not at
+  all, the queries as `context.deal` does.
 
   Args:
-    q: [batch, length, heads, head_dim], float32 or bfloat16.
+    q: [batch, queries, heads, head_dim], float32 or bfloat16; all slots of a row in order, or
+      those of one shard as `pairs.first` names them, block by block.
     k: [batch, length, kv_heads, head_dim].
     v: [batch, length, kv_heads, head_dim].
     visible_until: int32 [batch, length], each greater than its own slot; padding has its own
       slot + 1.
-    pairs: of `block_pairs(visible_until, ...)`. They are the same in every layer, so build
-      them before the scan; built here when None.
+    pairs: of `block_pairs(visible_until, ...)`, one shard. They are the same in every layer,
+      so build them before the scan; built here when None, for whole rows.
     interpret: run the kernel on the CPU, step by step: for tests.
 
   Returns:
-    [batch, length, heads, head_dim], in q's dtype.
+    [batch, queries, heads, head_dim], in q's dtype.
 
   Raises:
     ValueError: shapes or types do not fit together, `pairs` are those of other rows, or
       their lists exceed the chip's scalar memory.
   """
   _check(q, k, v, visible_until)
-  batch, length, _, head_dim = q.shape
+  batch, queries, _, head_dim = q.shape
+  length = k.shape[1]
   if pairs is None:
     pairs = block_pairs(visible_until, *block_sizes(length, head_dim))
   blocks = pairs.block_q, pairs.block_k
-  padded = padded_length(length, *blocks)
-  if pairs.q_major.shape != (batch, entries(padded, *blocks)):
+  padded = round_up(queries, pairs.block_q)
+  expected = batch, 1, padded // pairs.block_q
+  if pairs.first.shape != expected or pairs.slots != length:
+    shards, given = pairs.first.shape[1:]
     raise ValueError(
-      f"Block pairs {pairs.q_major.shape} are not those of {batch} rows of {length} slots in "
-      f"blocks of {blocks}: build them from the same visible_until."
+      f"Block pairs of {len(pairs.first)} rows of {pairs.slots} slots, {shards} shards of "
+      f"{given} blocks, are not those of {batch} rows of {length} slots, of which {queries} "
+      f"query, in blocks of {blocks}: build them from the same visible_until."
     )
-  if pairs.q_major.size * 4 > MAX_LIST_BYTES:
+  if (pairs.q_major.size + padded // pairs.block_q) * 4 > MAX_LIST_BYTES:
     raise ValueError(
-      f"{batch} rows of {length} slots list {batch} · {pairs.q_major.shape[1]} block pairs; "
+      f"{batch} rows of {length} slots list {batch} · {pairs.q_major.shape[2]} block pairs; "
       f"the scalar memory holds {MAX_LIST_BYTES // 4}: take larger blocks, or fewer rows a "
       "device."
     )
@@ -96,21 +101,24 @@ def tree_attention(
     raise ValueError(f"Blocks of {blocks} slots: a TPU needs multiples of {LANES}.")
 
   # Heads before slots: a block of one head's slots is then contiguous.
-  fill = ((0, 0), (0, 0), (0, padded - length), (0, 0))
-  q, k, v = (jnp.pad(x.swapaxes(1, 2), fill) for x in (q, k, v))
-  ends = pad_visible_until(visible_until, padded)[:, None]
+  ends = pad_visible_until(visible_until, pairs.block_k)[:, None]
+  widths = padded - queries, ends.shape[2] - length, ends.shape[2] - length
+  q, k, v = (
+    jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, width), (0, 0)))
+    for x, width in zip((q, k, v), widths, strict=True)
+  )
   mixed = _attend(q, k, v, ends, pairs, interpret)
-  return mixed[:, :, :length].swapaxes(1, 2)
+  return mixed[:, :, :queries].swapaxes(1, 2)
 
 
 def _check(q: jax.Array, k: jax.Array, v: jax.Array, visible_until: jax.Array) -> None:
   """Raises ValueError where the arguments of `tree_attention` do not fit together."""
-  batch, length, heads, head_dim = q.shape
-  kv_heads = k.shape[2]
+  batch, _, heads, head_dim = q.shape
+  length, kv_heads = k.shape[1:3]
   if k.shape != v.shape or k.shape != (batch, length, kv_heads, head_dim):
     raise ValueError(
-      f"k {k.shape} and v {v.shape} do not fit q {q.shape}: batch, length and head_dim are "
-      "the same in all three."
+      f"k {k.shape} and v {v.shape} do not fit q {q.shape}: batch and head_dim are the same "
+      "in all three, length in k and v."
     )
   if heads % kv_heads:
     raise ValueError(f"{heads} query heads cannot share {kv_heads} key/value heads evenly.")
@@ -125,9 +133,9 @@ def _check(q: jax.Array, k: jax.Array, v: jax.Array, visible_until: jax.Array) -
     )
 
 
-# From here on heads come before slots. q [batch, heads, length, head_dim]; k and v
+# From here on heads come before slots. q [batch, heads, queries, head_dim]; k and v
 # [batch, kv_heads, length, head_dim]; ends (visible_until) [batch, 1, length]; what is kept
-# of each query, lse and delta, float32 [batch, heads, 1, length].
+# of each query, lse and delta, float32 [batch, heads, 1, queries].
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -166,11 +174,12 @@ def _forward(
   q: jax.Array, k: jax.Array, v: jax.Array, ends: jax.Array, pairs: BlockPairs, interpret: bool
 ) -> tuple[jax.Array, jax.Array]:
   """The output, in q's shape and dtype, and lse."""
-  batch, heads, length, head_dim = q.shape
+  batch, heads, queries, head_dim = q.shape
   specs = _q_major_specs(pairs, heads // k.shape[1], head_dim)
-  lse = jax.ShapeDtypeStruct((batch, heads, 1, length), jnp.float32)
+  lse = jax.ShapeDtypeStruct((batch, heads, 1, queries), jnp.float32)
   return _call(
-    forward_kernel, "tree_attention_forward", pairs, pairs.q_major, (q, k, v, ends),
+    forward_kernel, "tree_attention_forward", pairs, (pairs.q_major, pairs.q_count),
+    (q, k, v, ends),
     in_specs=[specs["q"], specs["kv"], specs["kv"], specs["ends"]],
     outputs=[jax.ShapeDtypeStruct(q.shape, q.dtype), lse],
     out_specs=[specs["q"], specs["query"]],
@@ -184,7 +193,7 @@ def _backward_q(inputs: Sequence[jax.Array], pairs: BlockPairs, interpret: bool)
   q, k = inputs[:2]
   specs = _q_major_specs(pairs, q.shape[1] // k.shape[1], q.shape[3])
   return _call(
-    dq_kernel, "tree_attention_dq", pairs, pairs.q_major, inputs,
+    dq_kernel, "tree_attention_dq", pairs, (pairs.q_major, pairs.q_count), inputs,
     in_specs=[specs[x] for x in ("q", "kv", "kv", "ends", "q", "query", "query")],
     outputs=[jax.ShapeDtypeStruct(q.shape, q.dtype)],
     out_specs=[specs["q"]],
@@ -202,7 +211,7 @@ def _backward_kv(
   specs = _k_major_specs(pairs, group, q.shape[3])
   return _call(
     functools.partial(dkv_kernel, group=group),
-    "tree_attention_dkv", pairs, pairs.k_major, inputs,
+    "tree_attention_dkv", pairs, (pairs.k_major, pairs.k_count), inputs,
     in_specs=[specs[x] for x in ("q", "kv", "kv", "ends", "q", "query", "query")],
     outputs=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k, v)],
     out_specs=[specs["kv"], specs["kv"]],
@@ -215,7 +224,7 @@ def _call(
   kernel: Callable[..., None],
   name: str,
   pairs: BlockPairs,
-  order: jax.Array,
+  walk: tuple[jax.Array, jax.Array],
   inputs: Sequence[jax.Array],
   *,
   in_specs: Sequence[pl.BlockSpec],
@@ -229,10 +238,10 @@ def _call(
   """Runs a kernel over all heads and all entries of a list.
 
   Args:
-    kernel: called with (list, *inputs, *outputs, *sums).
+    kernel: called with (list, pairs.first, *inputs, *outputs, *sums).
     name: by which profiles and compiled programs know it.
     pairs: both lists.
-    order: the one that is walked.
+    walk: the list that is walked, and its count.
     inputs: q first.
     in_specs: the part of each input that a step reads.
     outputs: shapes and types.
@@ -243,21 +252,21 @@ def _call(
     group: query heads of a key/value head, where these are the grid's innermost axis.
   """
   batch, heads, _, head_dim = inputs[0].shape
+  order, count = walk
   # As many steps as the longest list in this batch has pairs, not as a causal row would have.
-  grid: tuple[Any, ...] = (batch, heads, jnp.max(pairs.count))
+  grid: tuple[Any, ...] = (batch, heads, jnp.max(count))
   semantics: tuple[Any, ...] = ("parallel", "parallel", "arbitrary")
   if group is not None:
     grid = (batch, heads // group, grid[2], group)
     semantics = (*semantics, "arbitrary")
   return pl.pallas_call(
     functools.partial(
-      kernel, size=order.shape[1], blocks=(pairs.block_q, pairs.block_k),
-      scale=head_dim**-0.5,
+      kernel, size=order.shape[2], block_k=pairs.block_k, scale=head_dim**-0.5
     ),
     name=name,
     out_shape=outputs,
     grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=1,
+      num_scalar_prefetch=2,
       grid=grid,
       in_specs=in_specs,
       out_specs=out_specs,
@@ -266,7 +275,7 @@ def _call(
     compiler_params=pltpu.CompilerParams(dimension_semantics=semantics),
     cost_estimate=_cost(inputs, outputs, pairs, products),
     interpret=interpret,
-  )(order.reshape(-1), *inputs)  # fmt: skip
+  )(order.reshape(-1), pairs.first[0, 0], *inputs)  # fmt: skip
 
 
 def _cost(
@@ -277,7 +286,7 @@ def _cost(
 ) -> pl.CostEstimate:
   """What a causal row would cost, the most that a tree of its length can."""
   batch, heads, _, head_dim = inputs[0].shape
-  steps = batch * heads * pairs.q_major.shape[1]
+  steps = batch * heads * pairs.q_major.shape[2]
   scores = steps * pairs.block_q * pairs.block_k
   # A step fetches two blocks, keys and values or queries and the output's gradient.
   fetched = steps * 2 * max(pairs.block_q, pairs.block_k) * head_dim
@@ -292,9 +301,9 @@ def _cost(
 
 def _q_major_specs(pairs: BlockPairs, group: int, head_dim: int) -> dict[str, pl.BlockSpec]:
   """Grid (batch, heads, steps): a row of the list is a block of queries."""
-  size = pairs.q_major.shape[1]
+  size = pairs.q_major.shape[2]
 
-  def place(b, head, step, order):
+  def place(b, head, step, order, first):
     entry = order[b * size + step]
     # Not `//`: rounding down needs a sign, for which the lowering asks which chip is present,
     # and there is none when a program is compiled ahead of time.
@@ -308,9 +317,9 @@ def _k_major_specs(pairs: BlockPairs, group: int, head_dim: int) -> dict[str, pl
 
   The heads of a group are innermost, so their gradients meet in one sum.
   """
-  size = pairs.k_major.shape[1]
+  size = pairs.k_major.shape[2]
 
-  def place(b, kv_head, step, member, order):
+  def place(b, kv_head, step, member, order, first):
     entry = order[b * size + step]
     return b, kv_head * group + member, kv_head, column(entry), row(entry)
 
@@ -323,7 +332,7 @@ def _specs(
   """The parts of arrays that a step works on.
 
   Args:
-    place: grid indices and list -> (batch, head, kv_head, query block, key block).
+    place: grid indices, list and first -> (batch, head, kv_head, query block, key block).
     pairs: names the sizes of the blocks.
     head_dim: as it says.
 

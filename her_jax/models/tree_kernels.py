@@ -8,8 +8,8 @@ A step reads its entry of the list, see `block_pairs`, and the blocks that the e
     lse, delta          [1, block_q]             float32
     *_sum, peak, total  float32, live from a row's first entry to its last
 
-`size` is the length of one row's list, `blocks` is (block_q, block_k), `scale` is
-head_dim ** -0.5.
+`order` is the list and `first` the slot of each query block's first query. `size` is the
+length of one row's list, `block_k` the keys in a block, `scale` is head_dim ** -0.5.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _HIDDEN = -1e30
 
 
 def forward_kernel(
-  order, q, k, v, ends, out, lse, peak, total, mixed, *, size, blocks, scale
+  order, first, q, k, v, ends, out, lse, peak, total, mixed, *, size, block_k, scale
 ):  # fmt: skip
   """Softmax with a running maximum.
 
@@ -45,7 +45,7 @@ def forward_kernel(
   def step(masked: bool) -> None:
     scores = _dot_t(q[...], k[...]) * scale
     if masked:
-      scores = _mask(scores, row(entry) * blocks[0], column(entry) * blocks[1], ends[...], 0)
+      scores = _mask(scores, first[row(entry)], column(entry) * block_k, ends[...], 0)
     before = peak[...]
     now = jnp.maximum(before, scores.max(axis=1, keepdims=True))
     weights = jnp.exp(scores - now[:, :1])
@@ -63,7 +63,7 @@ def forward_kernel(
 
 
 def dq_kernel(
-  order, q, k, v, ends, d_out, lse, delta, dq, dq_sum, *, size, blocks, scale
+  order, first, q, k, v, ends, d_out, lse, delta, dq, dq_sum, *, size, block_k, scale
 ):  # fmt: skip
   """The weights are computed again from lse; dq_sum [block_q, head_dim]."""
   entry = order[pl.program_id(0) * size + pl.program_id(2)]
@@ -75,7 +75,7 @@ def dq_kernel(
   def step(masked: bool) -> None:
     scores = _dot_t(q[...], k[...]) * scale
     if masked:
-      scores = _mask(scores, row(entry) * blocks[0], column(entry) * blocks[1], ends[...], 0)
+      scores = _mask(scores, first[row(entry)], column(entry) * block_k, ends[...], 0)
     weights = jnp.exp(scores - lse[0][:, None])
     d_scores = weights * (_dot_t(d_out[...], v[...]) - delta[0][:, None])
     dq_sum[...] += _dot(d_scores.astype(k.dtype), k[...])
@@ -88,7 +88,8 @@ def dq_kernel(
 
 
 def dkv_kernel(
-  order, q, k, v, ends, d_out, lse, delta, dk, dv, dk_sum, dv_sum, *, size, blocks, scale, group
+  order, first, q, k, v, ends, d_out, lse, delta, dk, dv, dk_sum, dv_sum,
+  *, size, block_k, scale, group,
 ):  # fmt: skip
   """As `dq_kernel`, over the query heads of a group too; both sums [block_k, head_dim].
 
@@ -106,7 +107,7 @@ def dkv_kernel(
     scores = _dot_t(k[...], q[...]) * scale
     if masked:
       key_ends = ends[0][:, None]
-      scores = _mask(scores, column(entry) * blocks[0], row(entry) * blocks[1], key_ends, 1)
+      scores = _mask(scores, first[column(entry)], row(entry) * block_k, key_ends, 1)
     weights = jnp.exp(scores - lse[...])
     dv_sum[...] += _dot(weights.astype(d_out.dtype), d_out[...])
     d_scores = weights * (_dot_t(v[...], d_out[...]) - delta[...])
