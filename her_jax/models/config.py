@@ -6,7 +6,9 @@ from typing import Any, Literal, get_args
 
 _FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 Remat = Literal["full", "attention", "projections", "minimal", "none"]
-_ATTENTIONS = ("auto", "reference", "tree", "tree_interpret")
+Attention = Literal[
+  "auto", "reference", "tree", "tree_interpret", "splash", "splash_interpret", "cudnn"
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,8 +35,10 @@ class ModelConfig:
       k, v and the residual stream between attention and MLP; "minimal" q, k, v, what the
       kernel put out and the MLP's gate and up, so that of a layer's products only attention's
       output projection runs twice; "none" every intermediate.
-    attention: "reference" is plain JAX; "tree" the Pallas kernel for TPU; "auto" the kernel
-      on TPU and the reference elsewhere. A cache is always read by the reference.
+    attention: "reference" is plain JAX; "tree" the Pallas kernel for TPU; "splash" JAX's own
+      for TPU, only for rows of documents that do not branch; "cudnn" NVIDIA's for GPU. "auto"
+      is "tree" on TPU, "cudnn" on a GPU where it can, and the reference elsewhere. A cache is
+      always read by the reference.
   """
 
   vocab_size: int
@@ -51,7 +55,7 @@ class ModelConfig:
   dtype: str = "bfloat16"
   param_dtype: str = "float32"
   remat: Remat = "full"
-  attention: Literal["auto", "reference", "tree", "tree_interpret"] = "auto"
+  attention: Attention = "auto"
 
   def __post_init__(self):
     sizes = (
@@ -71,7 +75,7 @@ class ModelConfig:
     for name in ("dtype", "param_dtype"):
       if getattr(self, name) not in _FLOAT_DTYPES:
         raise ValueError(f"{name}={getattr(self, name)!r} is not one of {_FLOAT_DTYPES}.")
-    for name, allowed in (("remat", get_args(Remat)), ("attention", _ATTENTIONS)):
+    for name, allowed in (("remat", get_args(Remat)), ("attention", get_args(Attention))):
       if getattr(self, name) not in allowed:
         raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}.")
 

@@ -6,7 +6,6 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from her_jax.models import dispatch
-from her_jax.models.block_pairs import BlockPairs
 from her_jax.models.config import ModelConfig
 from her_jax.models.rope import apply_rope, rope_angles
 from her_jax.models.tree_attention import SAVED_NAMES as ATTENTION_OUTPUTS
@@ -111,7 +110,6 @@ class Attention(nnx.Module):
   """Grouped-query self-attention with RMSNorm on every query and key head before RoPE."""
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-    self.kind = config.attention
     width, head = config.hidden_size, config.head_dim
     heads, kv_heads = config.num_heads, config.num_kv_heads
     q_axes, kv_axes = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
@@ -133,7 +131,7 @@ class Attention(nnx.Module):
     cache: KVCache | None,
     slots: jax.Array | None,
     layer: jax.Array,
-    pairs: BlockPairs | None = None,
+    plan: dispatch.Plan | None = None,
   ) -> tuple[jax.Array, KVCache | None]:
     """Attends, through the cache where there is one.
 
@@ -144,7 +142,7 @@ class Attention(nnx.Module):
       cache: Of all layers, `index` still at the first of the new slots.
       slots: As in `Qwen3.__call__`.
       layer: int32 scalar, this layer's place in the cache.
-      pairs: Of `dispatch.pairs_for`, where the kernel runs.
+      plan: Of `dispatch.prepare`, where a kernel runs.
 
     Returns:
       [batch, length, hidden] and the cache with this layer's new keys and values.
@@ -152,13 +150,14 @@ class Attention(nnx.Module):
     q, k, v = (checkpoint_name(f(x), "qkv") for f in (self.q, self.k, self.v))
     q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
     q = constrain(q, "batch", "length", "heads", "head_dim")
-    k = constrain(k, "batch", "slots", "kv_heads", "head_dim")
-    v = constrain(v, "batch", "slots", "kv_heads", "head_dim")
+    # A kernel gathers keys and values itself, and so sums their gradients where they live.
+    kv_axes = ("batch", "slots" if plan is None else "length", "kv_heads", "head_dim")
+    k, v = constrain(k, *kv_axes), constrain(v, *kv_axes)
     if cache is not None:
       cache = cache.write(layer, k, v, slots)
       k, v = cache.keys[layer].swapaxes(1, 2), cache.values[layer].swapaxes(1, 2)
       slots = cache.index + jnp.arange(x.shape[1]) if slots is None else slots
-    mixed = dispatch.attend(self.kind, q, k, v, slots, visible_until, pairs)
+    mixed = dispatch.attend(plan, q, k, v, slots, visible_until)
     return self.o(constrain(mixed, "batch", "length", "heads", "head_dim")), cache
 
 
@@ -197,11 +196,11 @@ class Layer(nnx.Module):
     cache: KVCache | None,
     slots: jax.Array | None,
     layer: jax.Array,
-    pairs: BlockPairs | None = None,
+    plan: dispatch.Plan | None = None,
   ) -> tuple[jax.Array, KVCache | None]:
     """As `Attention.__call__`, with the residual added."""
     mixed, cache = self.attention(
-      self.attention_norm(x), rope, visible_until, cache, slots, layer, pairs
+      self.attention_norm(x), rope, visible_until, cache, slots, layer, plan
     )
     x = checkpoint_name(constrain(x + mixed, "batch", "length", "act_embed"), "residual")
     x = constrain(x + self.mlp(self.mlp_norm(x)), "batch", "length", "act_embed")
@@ -280,7 +279,7 @@ class Qwen3(nnx.Module):
     # would move twice the bytes.
     stacked = jax.tree.map(lambda x: x.astype(self.config.dtype), stacked)
     kind = self.config.attention if cache is None else "reference"
-    pairs = dispatch.pairs_for(kind, visible_until, self.config.head_dim)
+    plan = dispatch.prepare(kind, visible_until, self.config.head_dim, self.config.dtype)
 
     # The cache is carried and updated in place: as xs and ys of the scan it would be held
     # twice, 47 GiB more for 32 rows of 8192 slots of Qwen3-32B on four chips.
@@ -288,7 +287,7 @@ class Qwen3(nnx.Module):
       x, cache = carry
       params, layer = xs
       layers = nnx.merge(graphdef, params)
-      return layers(x, rope, visible_until, cache, slots, layer, pairs), None
+      return layers(x, rope, visible_until, cache, slots, layer, plan), None
 
     if self.config.remat != "none" and cache is None:
       policy = jax.checkpoint_policies.save_only_these_names(*_SAVED[self.config.remat])

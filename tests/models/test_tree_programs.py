@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
+from her_jax.models import dispatch
 from her_jax.models.block_pairs import block_pairs, block_sizes, round_up
 from her_jax.models.tree_attention import SAVED_NAMES, tree_attention
 from her_jax.sharding import make_mesh
@@ -168,6 +169,34 @@ def test_compiles_for_a_pod_without_one(chips):
   assert _kernels(program) == ["dkv", "dq", "forward"]
   assert "all-gather" not in program and "all-reduce" not in program
   assert compiled.memory_analysis().temp_size_in_bytes < 4 * 2**20
+
+
+@pytest.mark.slow
+def test_split_rows_compile_for_a_pod_without_one(chips):
+  """As above, over context: q and its gradient change places, keys are gathered."""
+  mesh = make_mesh(fsdp=2, context=2, devices=chips)
+  slots, head_dim = 4096, 128
+
+  def run(q, k, v, visible_until, d_out):
+    plan = dispatch.prepare("tree", visible_until, head_dim, "bfloat16")
+    call = lambda *qkv: dispatch.attend(plan, *qkv, None, visible_until)
+    out, vjp = jax.vjp(call, q, k, v)
+    return out, vjp(d_out)
+
+  place = NamedSharding(mesh, P("fsdp", "context"))
+  q, kv = (
+    jax.ShapeDtypeStruct((2, slots, n, head_dim), jnp.bfloat16, sharding=place) for n in (64, 8)
+  )
+  rows = NamedSharding(mesh, P("fsdp"))
+  visible_until = jax.ShapeDtypeStruct((2, slots), jnp.int32, sharding=rows)
+  with jax.set_mesh(mesh):
+    compiled = jax.jit(run).lower(q, kv, kv, visible_until, q).compile()
+  program = compiled.as_text()
+  assert _kernels(program) == ["dkv", "dq", "forward"]
+  # A device's q has 32 MiB: dealt and heads first, with its output and their gradients.
+  assert compiled.memory_analysis().temp_size_in_bytes < 8 * 32 * 2**20
+  # The halves that stay where they are take no part: one of two moves in each of four deals.
+  assert len(re.findall(r" collective-permute(?:-start)?\(", program)) == 4
 
 
 @pytest.mark.slow
