@@ -35,6 +35,11 @@ EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 _BEFORE = {"embedding": (EMBEDDING, 0)}
 _AFTER = {"final_norm.weight": ("model.norm.weight", 0), "lm_head": (LM_HEAD, 1)}
+# Parameters that a model has together or not at all.
+_OPTIONAL = (
+  {"lm_head"},
+  {"layers.attention.q_norm.weight", "layers.attention.k_norm.weight"},
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +116,8 @@ def weights(params: nnx.State) -> list[Weight]:
   shapes = {path: tuple(array.shape) for path, array in flatten(params).items()}
   stacked = {f"layers.{path}": entry for path, entry in _LAYER.items()}
   named = _BEFORE | stacked | _AFTER
-  if wrong := (shapes.keys() ^ named.keys()) - {"lm_head"}:
+  absent = set[str]().union(*(group for group in _OPTIONAL if not group & shapes.keys()))
+  if wrong := shapes.keys() ^ named.keys() - absent:
     raise ValueError(f"Parameters and table disagree about {sorted(wrong)}.")
 
   def weight(path: str, name: str, layer: int | None, inputs: int) -> Weight:
@@ -125,6 +131,7 @@ def weights(params: nnx.State) -> list[Weight]:
       weight(path, f"model.layers.{layer}.{name}", layer, inputs)
       for layer in range(num_layers)
       for path, (name, inputs) in stacked.items()
+      if path in shapes
     ),
     *(
       weight(path, name, None, inputs)

@@ -1,4 +1,7 @@
-"""Qwen3 (arXiv:2505.09388) in Flax NNX: one forward pass for trainer, sampler and judge."""
+"""Qwen3 (arXiv:2505.09388) in Flax NNX: one forward pass for trainer, sampler and judge.
+
+Without norms of queries and keys it is Llama (arXiv:2302.13971).
+"""
 
 from flax import nnx, struct
 import jax
@@ -107,7 +110,7 @@ class Einsum(nnx.Module):
 
 
 class Attention(nnx.Module):
-  """Grouped-query self-attention with RMSNorm on every query and key head before RoPE."""
+  """Grouped-query self-attention, in Qwen3 with RMSNorm on every query and key head before RoPE."""
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
     width, head = config.hidden_size, config.head_dim
@@ -120,8 +123,8 @@ class Attention(nnx.Module):
       "blhd,hde->ble", (heads, head, width), ("heads", "head_dim", "embed"), config, rngs,
       branches=2 * config.num_layers,
     )  # fmt: skip
-    self.q_norm = RMSNorm(head, "head_dim", config)
-    self.k_norm = RMSNorm(head, "head_dim", config)
+    self.q_norm = RMSNorm(head, "head_dim", config) if config.qk_norm else None
+    self.k_norm = RMSNorm(head, "head_dim", config) if config.qk_norm else None
 
   def __call__(
     self,
@@ -148,7 +151,9 @@ class Attention(nnx.Module):
       [batch, length, hidden] and the cache with this layer's new keys and values.
     """
     q, k, v = (checkpoint_name(f(x), "qkv") for f in (self.q, self.k, self.v))
-    q, k = apply_rope(self.q_norm(q), *rope), apply_rope(self.k_norm(k), *rope)
+    if self.q_norm is not None and self.k_norm is not None:
+      q, k = self.q_norm(q), self.k_norm(k)
+    q, k = apply_rope(q, *rope), apply_rope(k, *rope)
     q = constrain(q, "batch", "length", "heads", "head_dim")
     # A kernel gathers keys and values itself, and so sums their gradients where they live.
     kv_axes = ("batch", "slots" if plan is None else "length", "kv_heads", "head_dim")
@@ -273,13 +278,14 @@ class Qwen3(nnx.Module):
         visible_until = cache.visible_until.at[:, slots].set(visible_until)
       cache = cache.replace(visible_until=visible_until)
 
-    rope = rope_angles(positions, self.config.head_dim, self.config.rope_theta)
+    config = self.config
+    rope = rope_angles(positions, config.head_dim, config.rope_theta, config.rope_scaling)
     graphdef, stacked = nnx.split(self.layers)
     # Before the loop, while each device has its shard alone: gathered in float32 the weights
     # would move twice the bytes.
-    stacked = jax.tree.map(lambda x: x.astype(self.config.dtype), stacked)
-    kind = self.config.attention if cache is None else "reference"
-    plan = dispatch.prepare(kind, visible_until, self.config.head_dim, self.config.dtype)
+    stacked = jax.tree.map(lambda x: x.astype(config.dtype), stacked)
+    kind = config.attention if cache is None else "reference"
+    plan = dispatch.prepare(kind, visible_until, config.head_dim, config.dtype)
 
     # The cache is carried and updated in place: as xs and ys of the scan it would be held
     # twice, 47 GiB more for 32 rows of 8192 slots of Qwen3-32B on four chips.
