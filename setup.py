@@ -47,13 +47,18 @@ _BASE = [
   "transformers>=5.24,<6",
 ]
 
+_GGUF = ["gguf>=0.19"]
+
 _EXTRAS = {
   "tpu": [f"jax[tpu]{_JAX}"],
   # CUDA 13. On an older driver install `jax[cuda12]` by hand in place of this extra.
   "cuda": [f"jax[cuda13]{_JAX}"],
   # A chat in the terminal and replies from an OpenAI-compatible endpoint.
   "chat": ["openai>=3.50", "prompt_toolkit>=3.0.50", "tenacity>=9.1"],
+  # Weights and tokenizers in llama.cpp's format.
+  "gguf": _GGUF,
   "test": [
+    *_GGUF,
     "hypothesis>=6.150",
     f"jax[tpu]{_JAX}",  # libtpu compiles for pods on any Linux host.
     "mypy>=2",

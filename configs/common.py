@@ -34,10 +34,10 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
   # What the backward pass computes again: full, attention, projections, minimal or none, see
   # her_jax.models.config; empty: as the model's preset has it.
   config.remat = pod.remat if pod else ""
-  # A Hugging Face folder, or the workdir of an earlier stage. Empty: random weights.
+  # A Hugging Face folder, a GGUF file, or the workdir of an earlier stage. Empty: random weights.
   config.init_from = ""
-  # A Hugging Face tokenizer folder. Empty: the one of init_from, or, where there is none, one
-  # trained on the scenes with `tokenizer_vocab` rows.
+  # A Hugging Face folder or a GGUF file. Empty: the tokenizer of init_from, or, where there is
+  # none, one trained on the scenes with `tokenizer_vocab` rows.
   config.tokenizer = ""
   config.tokenizer_vocab = 2560
   # How scenes are put to a model that starts from no earlier stage, see roleplay.prompts:

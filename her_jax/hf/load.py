@@ -1,8 +1,9 @@
-"""Hugging Face folder -> sharded parameters. Every host reads only the blocks it will hold."""
+"""Checkpoint -> sharded parameters. Every host reads only the blocks it will hold."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 import contextlib
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -14,22 +15,23 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import safe_open
 
-from her_jax.hf import names
+from her_jax.errors import ConfigError
+from her_jax.hf import gguf, names
+from her_jax.hf.source import Source, Tensor
 from her_jax.models.config import ModelConfig, from_hf
 from her_jax.models.qwen3 import abstract_model
 from her_jax.sharding import shardings
 
-# Name of a tensor -> lazily read slices of it.
-_Tensors = Mapping[str, Any]
+_Tensors = Mapping[str, Tensor]
 
 
 def load(
   folder: str | os.PathLike[str], *, mesh: jax.sharding.Mesh | None = None, **overrides: Any
 ) -> tuple[ModelConfig, nnx.GraphDef, nnx.State]:
-  """Reads `config.json` and the safetensors beside it.
+  """Reads `config.json` and the safetensors beside it, or a GGUF file.
 
   Args:
-    folder: On a local or mounted disk.
+    folder: On a local or mounted disk; the GGUF file itself, or a folder with one alone.
     mesh: Where the parameters go; one device when None.
     **overrides: Fields of `ModelConfig` the file does not decide: `dtype`, `param_dtype`,
       `remat`. Weights of any float type are cast to `param_dtype`.
@@ -39,24 +41,35 @@ def load(
 
   Raises:
     FileNotFoundError: A file is not there.
-    ValueError: The model is unsupported, or names or shapes of the weights differ from what
-      `config.json` asks for; every one is listed.
+    ConfigError: The model is unsupported, or names or shapes of the weights differ from what
+      `config.json` or the metadata ask for; every one is listed.
   """
   folder = Path(folder)
-  path = folder / "config.json"
-  if not path.is_file():
-    raise FileNotFoundError(f"{path} is missing: pass a local folder in Hugging Face format.")
-  config = from_hf(json.loads(path.read_text()), **overrides)
-  graphdef, abstract = abstract_model(config)
-  weights = names.weights(abstract)
-  with _open(folder) as tensors:
-    _check(folder, config, weights, tensors)
-    return config, graphdef, _read(abstract, weights, tensors, mesh)
+  with _open(folder) as source:
+    try:
+      config = from_hf(source.hf, **overrides)
+    except ValueError as error:
+      raise ConfigError(f"{folder}: {error}") from None
+    graphdef, abstract = abstract_model(config)
+    weights = [
+      dataclasses.replace(weight, name=source.rename(weight.name))
+      for weight in names.weights(abstract)
+    ]
+    _check(folder, config, weights, source.tensors)
+    return config, graphdef, _read(abstract, weights, source.tensors, mesh)
 
 
 @contextlib.contextmanager
-def _open(folder: Path) -> Iterator[_Tensors]:
+def _open(folder: Path) -> Iterator[Source]:
   """Opens every weights file; memory-mapped, so nothing is read yet."""
+  if file := gguf.find(folder):
+    yield gguf.read(file)
+    return
+  path = folder / "config.json"
+  if not path.is_file():
+    raise FileNotFoundError(
+      f"{path} is missing: pass a local folder in Hugging Face format, or a .gguf file."
+    )
   index = folder / "model.safetensors.index.json"
   if index.is_file():
     files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
@@ -66,7 +79,8 @@ def _open(folder: Path) -> Iterator[_Tensors]:
     raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}.")
   with contextlib.ExitStack() as stack:
     opened = [stack.enter_context(safe_open(folder / name, "np")) for name in files]
-    yield {name: file.get_slice(name) for file in opened for name in file.keys()}
+    slices = {name: file.get_slice(name) for file in opened for name in file.keys()}
+    yield Source(json.loads(path.read_text()), slices)
 
 
 def _check(
@@ -90,7 +104,7 @@ def _check(
     if name in found and found[name] != shape
   ]
   if problems:
-    raise ValueError(f"Weights in {folder} do not fit config.json:\n" + "\n".join(problems))
+    raise ConfigError(f"Weights in {folder} do not fit its config:\n" + "\n".join(problems))
 
 
 def _read(

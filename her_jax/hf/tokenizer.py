@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from her_jax.hf import gguf
 from her_jax.roleplay import chat, tokens
 
 CONTROL = (chat.PAD, chat.IM_START, chat.IM_END)
@@ -39,18 +40,23 @@ CHAT_TEMPLATE = (
 
 
 def load(folder: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
-  """Loads a Hugging Face tokenizer folder, offline.
+  """Loads a Hugging Face tokenizer folder, offline, or the tokenizer of a GGUF file.
 
   Raises:
     FileNotFoundError: the folder holds no `tokenizer.json`.
+    ConfigError: the GGUF file describes no tokenizer that can be rebuilt.
     ValueError: the tokenizer lacks Qwen's ChatML tokens.
   """
-  if not (pathlib.Path(folder) / "tokenizer.json").is_file():
+  tokenizer: PreTrainedTokenizerBase
+  if (pathlib.Path(folder) / "tokenizer.json").is_file():
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+  elif file := gguf.find(folder):
+    tokenizer = gguf.tokenizer(file)
+  else:
     raise FileNotFoundError(
       f"{folder} holds no tokenizer.json; point config.tokenizer at a Hugging Face folder or"
       f" leave it empty to take the tokenizer of the checkpoint"
     )
-  tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
   for token in CONTROL:
     chat.control_id(token, tokenizer)
   return tokenizer

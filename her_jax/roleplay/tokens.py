@@ -40,7 +40,8 @@ def control_id(token: str, tokenizer: PreTrainedTokenizerBase) -> int:
     ValueError: the tokenizer does not have it as a single token.
   """
   index = tokenizer.convert_tokens_to_ids(token)
-  if not isinstance(index, int) or index == tokenizer.unk_token_id:
+  # What it does not have becomes the unknown token, which may itself be a control token.
+  if not isinstance(index, int) or tokenizer.convert_ids_to_tokens(index) != token:
     raise ValueError(
       f"the tokenizer has no token {token!r}; her_jax needs Qwen's ChatML tokens"
     )

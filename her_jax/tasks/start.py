@@ -13,6 +13,7 @@ from data_pipeline import samples
 from data_pipeline.preferences import corruptions
 from her_jax import sharding
 from her_jax.errors import ConfigError
+from her_jax.hf import gguf
 from her_jax.hf import load as hf_load
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.inference.sampler import Sampler
@@ -75,14 +76,14 @@ def start_model(
 ) -> checkpoint.Checkpoint:
   """The model that training starts from.
 
-  `init_from` may be a workdir of an earlier stage or a Hugging Face folder; without it the
-  weights are random, of the shape `config.model`.
+  `init_from` may be a workdir of an earlier stage, a Hugging Face folder, or a GGUF file or
+  a folder with one; without it the weights are random, of the shape `config.model`.
 
   Raises:
-    checkpoint.MissingCheckpoint: `init_from` is neither.
+    checkpoint.MissingCheckpoint: `init_from` is none of these.
   """
   source = pathlib.Path(config.init_from)
-  if config.init_from and any(source.glob("*.safetensors")):
+  if config.init_from and (any(source.glob("*.safetensors")) or gguf.find(source)):
     tokenizer = hf_tokenizer.load(config.tokenizer or config.init_from)
     preset = PRESETS[config.model]
     model, graphdef, params = hf_load.load(
@@ -92,8 +93,8 @@ def start_model(
   if config.init_from:
     if not source.is_dir():
       raise checkpoint.MissingCheckpoint(
-        f"--config.init_from={source}: no such folder; it takes a folder in Hugging Face format"
-        f" or the workdir of an earlier stage"
+        f"--config.init_from={source}: no such folder; it takes a folder in Hugging Face format,"
+        f" a .gguf file or the workdir of an earlier stage"
       )
     return checkpoint.load(config.init_from, mesh, "config.init_from")
   if config.tokenizer:
