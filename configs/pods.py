@@ -38,4 +38,23 @@ _SFT = {
   "2xv6e-256": Training(512, 4096, "full", data=2),
 }
 
-TRAINING: Mapping[str, Mapping[str, Training]] = {"sft": _SFT, "genrm": _SFT}
+# A prompt and its group are one long row, so rows are split over several chips.
+_RL = {
+  "v5p-128": Training(32, 32_768, "full", context=2),
+  "v5p-256": Training(32, 32_768, "full", context=4),
+  "v6e-64": Training(32, 32_768, "full", context=2),
+  "v6e-256": Training(32, 32_768, "full", context=8),
+  "2xv6e-256": Training(64, 32_768, "full", data=2, context=8),
+}
+
+TRAINING: Mapping[str, Mapping[str, Training]] = {"sft": _SFT, "genrm": _SFT, "rl": _RL}
+
+# Prompts that one host samples from together: what fits its chips beside the weights, by the
+# rooms that configs/rl.py gives prompts and groups.
+PROMPTS_PER_CALL: Mapping[str, int] = {
+  "v5p-128": 32,
+  "v5p-256": 32,
+  "v6e-64": 4,
+  "v6e-256": 4,
+  "2xv6e-256": 4,
+}

@@ -11,7 +11,7 @@ Group size, rates, clip and lengths are open in the paper and chosen here.
 
 import ml_collections
 
-from configs import common
+from configs import common, pods
 
 
 def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
@@ -26,12 +26,14 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   if tiny:
     # Its replies at 1 are noise enough to cost the tiny model grammar.
     config.sampling.temperature = 0.7
+  if config.pod:
+    config.sampling.prompts_per_call = pods.PROMPTS_PER_CALL[config.pod]
   config.rl = ml_collections.ConfigDict()
   config.rl.steps = 25 if tiny else 400
   # Turns that the policy answers, spread over the training scenes; 0: all. The tiny set is gone
   # through five times, so that the last fifth of the steps answers the turns of the first.
   config.rl.prompts = 80 if tiny else 0
-  config.rl.prompts_per_step = 16 if tiny else 64
+  config.rl.prompts_per_step = 16 if tiny else 2 * common.rows("rl", arg)
   config.rl.group_size = 4 if tiny else 8
   # HER lets the judge decide alone. With False a reply that is no valid turn loses unjudged:
   # broken grammar is not among what the tiny judge was shown.

@@ -16,6 +16,8 @@ from typing import Any
 
 from absl import app, flags
 
+from configs import pods as layouts
+
 _ONLY = flags.DEFINE_string("only", None, "Compile again what has this in its key")
 _DOCS = pathlib.Path(__file__).parents[1] / "docs"
 _MARKS = ("<!-- begin {} -->", "<!-- end {} -->")
@@ -46,6 +48,15 @@ _SFT = [
   ("2xv6e-256", 4096, "full", 2),
   ("2xv6e-256", 8192, "full", 8),
 ]
+# 32 rows of 131,072 tokens: pod, context, micro-batches.
+_LONG = [
+  ("v5p-16", 8, 32),
+  ("v5p-32", 8, 16),
+  ("v5p-128", 8, 4),
+  ("v6e-32", 16, 16),
+  ("v6e-64", 16, 8),
+]
+_HOSTS = ("v5p-128", "v6e-64")
 _CHIPS = {"v5p-128": 64, "v5p-256": 128, "v6e-64": 64, "v6e-256": 256, "2xv6e-256": 512}
 
 
@@ -60,6 +71,19 @@ def variants() -> dict[str, list[str]]:
       f"--config.remat={remat}",
       f"--config.mesh.data={data}",
     ]
+  for pod, context, parts in _LONG:
+    found[f"long {pod} context={context} micro_batches={parts}"] = [
+      "--config=configs/sft.py",
+      f"--pod={pod}",
+      "--config.batch_size=32",
+      "--config.data.length=131072",
+      f"--config.mesh.context={context}",
+      f"--config.micro_batches={parts}",
+    ]
+  for pod in layouts.TRAINING["rl"]:
+    found[f"rl {pod}"] = [f"--config=configs/rl.py:{pod}", "--programs=train,gather"]
+  for pod in _HOSTS:
+    found[f"rl {pod} host"] = [f"--config=configs/rl.py:{pod}", "--programs=prefill,decode"]
   return found
 
 
@@ -89,10 +113,7 @@ def table(found: dict[str, list[dict[str, Any]]], begins: str) -> str:
 
 def _line(key: str, r: dict[str, Any]) -> str:
   if "error" in r:
-    _, pod, length, remat, data = key.split()
-    return (
-      f"| {r['program']} | {pod} | x {length} | {data} | {remat} | does not fit: {r['error']} |"
-    )
+    return f"| {r['program']} | {r['topology']} | {key} | does not fit: {r['error']} |"
   mesh = ", ".join(f"{name} {size}" for name, size in r["mesh"].items() if size > 1)
   sent, needed = (sum(r[f"{name}_gib_per_chip"].values()) for name in ("collective", "needed"))
   free = 1 - r["hbm_peak_gib"] / r["hbm_limit_gib"]
@@ -123,7 +144,7 @@ def main(argv: Sequence[str]) -> None:
     ordered = {key: found[key] for key in variants() if key in found}
     store.write_text(json.dumps(ordered, indent=1) + "\n")
   text = page.read_text()
-  for name in ("sft", "rl"):
+  for name in ("sft", "long", "rl"):
     begin, end = (mark.format(name) for mark in _MARKS)
     before, _, rest = text.partition(begin)
     text = f"{before}{begin}\n{table(found, name)}\n{end}{rest.partition(end)[2]}"
