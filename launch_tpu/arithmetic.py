@@ -90,14 +90,17 @@ def needed_bytes(model: ModelConfig, work: Work) -> dict[str, float]:
   replicas = (sizes["data"] - 1) / sizes["data"]
   split = (sizes["tensor"] - 1) / sizes["tensor"]
   kv = tokens * 2 * model.num_kv_heads / sizes["tensor"] * model.head_dim * model.num_layers
+  queries = tokens * model.num_heads / sizes["tensor"] * model.head_dim * model.num_layers
+  dealt = 2 * queries / 2
   return {
     "weights": work.micro_batches * 2 * 2 * (layers + table) * others,
     "gradients": work.micro_batches * (2 * layers + 4 * table) * others,
     "sums over data": 2 * replicas * (2 * layers + 4 * heads * table) / shards,
     # To the devices that hold a token's columns of the table, and its gradient back.
     "embedding": 2 * 2 * tokens * model.hidden_size * others,
-    # Keys and values for the forward pass and again for the backward one; their gradients.
-    "context": 3 * 2 * kv * (sizes["context"] - 1),
+    # Keys and values for the forward pass and again for the backward one, and their gradients;
+    # half of the queries and of the output change places, and so do their gradients.
+    "context": 3 * 2 * kv * (sizes["context"] - 1) + (4 * dealt if sizes["context"] > 1 else 0),
     # Two sums over `tensor` in a layer, forward and backward, each as scatter and gather.
     "tensor": 4 * 2 * 2 * split * tokens * model.hidden_size * model.num_layers,
   }

@@ -49,6 +49,8 @@ def test_bytes_of_the_other_axes():
   # Weights are split over context too; its devices exchange keys and values of one head of 2.
   context = arithmetic.needed_bytes(MODEL, _work(fsdp=2, context=2))
   assert context["weights"] == arithmetic.needed_bytes(MODEL, _work(fsdp=4))["weights"]
-  assert context["context"] == 3 * 2 * (8 * 16 / 4 * 2 * 1 * 2 * 2)
+  keys = 8 * 16 / 4 * 2 * 1 * 2 * 2  # tokens, k and v, head, head_dim, layers
+  queries = 8 * 16 / 4 * 2 * 2 * 2
+  assert context["context"] == 3 * 2 * keys + 4 * 2 * queries / 2
   parts = arithmetic.needed_bytes(MODEL, _work(fsdp=4, micro_batches=2))
   assert parts["weights"] == 2 * arithmetic.needed_bytes(MODEL, _work(fsdp=4))["weights"]
