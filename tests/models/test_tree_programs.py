@@ -193,8 +193,8 @@ def test_split_rows_compile_for_a_pod_without_one(chips):
     compiled = jax.jit(run).lower(q, kv, kv, visible_until, q).compile()
   program = compiled.as_text()
   assert _kernels(program) == ["dkv", "dq", "forward"]
-  # A device's q has 32 MiB: dealt and heads first, with its output and their gradients.
-  assert compiled.memory_analysis().temp_size_in_bytes < 8 * 32 * 2**20
+  # A device's q has 32 MiB, keys and values have 16 once gathered; measured: 74.
+  assert compiled.memory_analysis().temp_size_in_bytes < (2 * 32 + 16) * 2**20
   # The halves that stay where they are take no part: one of two moves in each of four deals.
   assert len(re.findall(r" collective-permute(?:-start)?\(", program)) == 4
 
