@@ -10,7 +10,7 @@ program that a pod runs.
       step(params, to_global(batch, mesh))
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
 from typing import Any
@@ -220,29 +220,68 @@ def init_sharded(config: ModelConfig, seed: int, mesh: Mesh) -> tuple[nnx.GraphD
   return graphdef, init()
 
 
+def process_of(device: jax.Device) -> int:
+  """The host that a device belongs to."""
+  return device.process_index
+
+
+def row_shard(
+  mesh: Mesh, host: int | None = None, host_of: Callable[[jax.Device], int] = process_of
+) -> tuple[int, int]:
+  """Which part of every batch a host loads, and into how many parts batches are split.
+
+  Hosts whose chips work on the same rows, as with `context` larger than a host, load the same
+  part. With two chips a host and fsdp = 2, context = 4, hosts 0 and 1 load part 0 of 2, hosts 2
+  and 3 part 1.
+
+  Args:
+    mesh: Of `make_mesh`.
+    host: Which; this one when None.
+    host_of: The host of a device.
+
+  Raises:
+    ConfigError: Hosts share some of their rows and not others, so no parts are theirs alone.
+  """
+  host = jax.process_index() if host is None else host
+  rows: dict[int, set[int]] = {}
+  for place, device in np.ndenumerate(mesh.devices):
+    row = place[0] * mesh.shape["fsdp"] + place[1]
+    rows.setdefault(host_of(device), set()).add(row)
+  parts = sorted({tuple(sorted(part)) for part in rows.values()})
+  if sum(map(len, parts)) != mesh.shape["data"] * mesh.shape["fsdp"]:
+    raise ConfigError(
+      f"On the mesh {dict(mesh.shape)} hosts share some of their rows and not others: choose a"
+      " context and a tensor that divide a host's chips, or are multiples of them."
+    )
+  return parts.index(tuple(sorted(rows[host]))), len(parts)
+
+
 def to_global(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
   """Joins every host's rows into one batch, split over `data` and `fsdp`.
 
   Args:
-    batch: name -> this host's rows [local_batch, ...].
+    batch: name -> this host's part of the rows, by `row_shard` [local_batch, ...].
     mesh: Over all hosts.
 
   Returns:
-    name -> [local_batch · hosts, ...]. A single host with rows that the mesh does not
+    name -> [local_batch · parts, ...]. A single host with rows that the mesh does not
     divide replicates them, as `Rules` says.
 
   Raises:
     ConfigError: Several hosts, and rows that the mesh does not divide.
   """
   ways = mesh.shape["data"] * mesh.shape["fsdp"]
-  hosts = jax.process_count()
+  hosts, parts = jax.process_count(), row_shard(mesh)[1]
   result = {}
   for name, rows in batch.items():
-    if hosts > 1 and len(rows) * hosts % ways:
+    if hosts > 1 and len(rows) * parts % ways:
       raise ConfigError(
         f"{name}: {len(rows)} rows on each of {hosts} hosts cannot be split {ways} ways "
         f"(data · fsdp): make the global batch a multiple of {ways}."
       )
-    spec = RULES.spec(("batch",), (len(rows) * hosts,), mesh)
-    result[name] = jax.make_array_from_process_local_data(NamedSharding(mesh, spec), rows)
+    spec = RULES.spec(("batch",), (len(rows) * parts,), mesh)
+    whole = (len(rows) * parts, *rows.shape[1:])
+    result[name] = jax.make_array_from_process_local_data(
+      NamedSharding(mesh, spec), rows, whole
+    )
   return result

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from her_jax import sharding
+from her_jax.errors import ConfigError
 from her_jax.models.config import ModelConfig
 
 _CONFIG = ModelConfig(
@@ -172,3 +173,34 @@ def test_batches_are_split_over_data_and_fsdp():
   np.testing.assert_array_equal(batch["tokens"], np.arange(16).reshape(8, 2))
   assert batch["odd"].is_fully_replicated
   assert jax.device_put(1.0, sharding.replicated(mesh)).is_fully_replicated
+
+
+@pytest.mark.parametrize(
+  ("sizes", "chips", "expected"),
+  [
+    ({"fsdp": 8}, 2, [(0, 4), (1, 4), (2, 4), (3, 4)]),
+    ({"fsdp": 2, "context": 4}, 2, [(0, 2), (0, 2), (1, 2), (1, 2)]),
+    ({"data": 2, "fsdp": 2, "context": 2}, 4, [(0, 2), (1, 2)]),
+    ({"context": 8}, 2, [(0, 1)] * 4),
+    ({"tensor": 4, "fsdp": 2}, 2, [(0, 2), (0, 2), (1, 2), (1, 2)]),
+  ],
+  ids=str,
+)
+def test_hosts_that_work_on_the_same_rows_load_the_same_part(sizes, chips, expected):
+  mesh = sharding.make_mesh(**{"fsdp": 1, **sizes})
+  host_of = lambda device: device.id // chips
+  found = [sharding.row_shard(mesh, host, host_of) for host in range(8 // chips)]
+  assert found == expected
+
+
+def test_hosts_with_scattered_chips_load_rows_of_their_own():
+  devices = [jax.devices()[i] for i in (0, 2, 1, 3, 4, 6, 5, 7)]  # Hosts 0 1 0 1 2 3 2 3.
+  mesh = sharding.make_mesh(devices=devices)
+  found = [sharding.row_shard(mesh, host, lambda d: d.id // 2) for host in range(4)]
+  assert sorted(found) == [(0, 4), (1, 4), (2, 4), (3, 4)]
+
+
+def test_hosts_that_share_some_rows_and_not_others_are_refused():
+  mesh = sharding.make_mesh(fsdp=2, context=4)
+  with pytest.raises(ConfigError, match="share some of their rows"):
+    sharding.row_shard(mesh, 0, lambda device: device.id // 3)

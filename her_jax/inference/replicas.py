@@ -16,14 +16,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
 from her_jax.errors import ConfigError
-from her_jax.sharding import RULES, Rules
+from her_jax.sharding import RULES, Rules, process_of
 
 HostOf = Callable[[jax.Device], int]
-
-
-def process_of(device: jax.Device) -> int:
-  """The host that a device belongs to."""
-  return device.process_index
 
 
 def gather(params: nnx.State, mesh: Mesh, dtype: str, host_of: HostOf = process_of) -> Any:

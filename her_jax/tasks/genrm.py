@@ -8,6 +8,7 @@ import jax
 import ml_collections
 
 from data_pipeline import loaders
+from her_jax import sharding
 from her_jax.evaluation import console
 from her_jax.evaluation.judge import evaluate_judge, judged_pairs
 from her_jax.roleplay import chat
@@ -38,14 +39,15 @@ def run(
     config.verdict_weight,
   )
   logging.info("judge data: %s", counts.line())
+  host, hosts = sharding.row_shard(mesh)
   batches = loaders.batches(
     rows,
     length=config.data.length,
     batch_size=config.batch_size,
     seed=config.seed,
     pad_id=chat.control_id(chat.PAD, model.tokenizer),
-    host=jax.process_index(),
-    hosts=jax.process_count(),
+    host=host,
+    hosts=hosts,
     word_dropout=config.data.word_dropout,
     word_ids=start.word_ids(model.tokenizer, scenes),
   )

@@ -51,14 +51,15 @@ def run(
     )
     logging.info("and %d replies behind their names alone", len(short))
     rows += short
+  host, hosts = sharding.row_shard(mesh)
   batches = loaders.batches(
     rows,
     length=config.data.length,
     batch_size=config.batch_size,
     seed=config.seed,
     pad_id=pad_id,
-    host=jax.process_index(),
-    hosts=jax.process_count(),
+    host=host,
+    hosts=hosts,
     word_dropout=config.data.word_dropout,
     word_ids=start.word_ids(model.tokenizer, scenes),
   )
