@@ -34,8 +34,8 @@ _SFT = {
   "v5p-128": Training(64, 8192, "projections", data=2),
   "v5p-256": Training(128, 8192, "projections", data=4),
   "v6e-64": Training(64, 8192, "full"),
-  "v6e-256": Training(256, 4096, "full"),
-  "2xv6e-256": Training(512, 4096, "full", data=2),
+  "v6e-256": Training(256, 8192, "full", data=4),
+  "2xv6e-256": Training(512, 8192, "full", data=8),
 }
 
 # A prompt and its group are one long row, so rows are split over several chips.
@@ -52,8 +52,8 @@ TRAINING: Mapping[str, Mapping[str, Training]] = {"sft": _SFT, "genrm": _SFT, "r
 # Prompts that one host samples from together: what fits its chips beside the weights, by the
 # rooms that configs/rl.py gives prompts and groups.
 PROMPTS_PER_CALL: Mapping[str, int] = {
-  "v5p-128": 32,
-  "v5p-256": 32,
+  "v5p-128": 16,
+  "v5p-256": 16,
   "v6e-64": 4,
   "v6e-256": 4,
   "2xv6e-256": 4,

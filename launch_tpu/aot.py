@@ -66,7 +66,8 @@ class Result:
     flops_per_chip: Executed matrix products, those of the attention kernel included.
     kernel_flops_per_chip: Those of the attention kernel, by its calls and visited blocks.
     model_flops_per_chip: What the model needs, without anything computed twice.
-    weight_flops_ratio: Executed / needed, of products with weights alone.
+    weight_flops_ratio: Executed / needed, of products with weights alone; None where they
+      cannot be told from attention's.
     collective_gib_per_chip: Sent, by kind of collective.
     needed_gib_per_chip: What the sharding needs, by purpose.
     roofline_seconds: Least time by what would limit it.
@@ -89,7 +90,7 @@ class Result:
   flops_per_chip: float
   kernel_flops_per_chip: float
   model_flops_per_chip: float
-  weight_flops_ratio: float
+  weight_flops_ratio: float | None
   collective_gib_per_chip: dict[str, float]
   needed_gib_per_chip: dict[str, float]
   roofline_seconds: dict[str, float]
@@ -171,7 +172,10 @@ def _measure(
     flops_per_chip=counts.matmul_flops + kernel,
     kernel_flops_per_chip=kernel,
     model_flops_per_chip=useful / mesh.size,
-    weight_flops_ratio=round(counts.matmul_flops * mesh.size / weights, 4) if weights else 0.0,
+    weight_flops_ratio=(
+      # Without the kernel, attention's products stand in the text among all others.
+      round(counts.matmul_flops * mesh.size / weights, 4) if counts.kernel_calls else None
+    ),
     collective_gib_per_chip=gib(counts.wire_bytes),
     needed_gib_per_chip=gib(needed),
     roofline_seconds={"compute": bound.compute_s, "hbm": bound.hbm_s, "ici": bound.ici_s},
@@ -244,7 +248,8 @@ def print_results(results: Sequence[Result]) -> None:
     table.add_row(
       f"{r.program} {r.rows} x {r.length}", f"{r.topology}: {r.chips}",
       f"{r.hbm_peak_gib:.1f} of {r.hbm_limit_gib:g}", f"{r.argument_gib:.1f}",
-      f"{r.temporary_gib:.1f}", f"{ratio:.3f} x", f"{r.weight_flops_ratio:.3f} x",
+      f"{r.temporary_gib:.1f}", f"{ratio:.3f} x" if ratio else "",
+      f"{r.weight_flops_ratio:.3f} x" if r.weight_flops_ratio else "",
       f"{sum(r.collective_gib_per_chip.values()):.1f}", *seconds, f"{r.mfu_bound:.2f}",
       f"{r.compile_seconds:.0f} s",
     )  # fmt: skip

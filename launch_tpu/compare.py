@@ -40,6 +40,7 @@ _SFT = [
   ("v6e-64", 4096, "full", 1),
   ("v6e-64", 4096, "full", 2),
   ("v6e-64", 8192, "full", 1),
+  ("v6e-64", 8192, "full", 2),
   ("v6e-256", 4096, "projections", 4),
   ("v6e-256", 4096, "full", 1),
   ("v6e-256", 8192, "full", 4),
@@ -120,7 +121,7 @@ def _line(key: str, r: dict[str, Any]) -> str:
     r["program"], r["topology"], f"{r['rows']} x {r['length']}", mesh, r["remat"],
     f"{r['hbm_peak_gib']:.1f} of {r['hbm_limit_gib']:g} ({free:.0%})",
     f"{r['argument_gib']:.1f}", f"{r['temporary_gib']:.1f}",
-    f"{flops:.3f} x" if flops else "", f"{r['weight_flops_ratio']:.3f} x" if flops else "",
+    f"{flops:.3f} x" if flops else "", f"{r['weight_flops_ratio']:.3f} x" if r["weight_flops_ratio"] else "",
     f"{sent:.1f}" + (f" ({sent / needed:.2f} x)" if needed else ""), seconds,
     f"{r['mfu_bound']:.2f}" if flops else "",
   ]  # fmt: skip

@@ -39,6 +39,28 @@ def test_every_layout_is_of_a_known_pod_and_divides_it():
       assert layout.rows // layout.micro_batches % shards == 0, (task, name)
 
 
+@pytest.mark.parametrize("task", ["sft", "rl"])
+def test_every_layout_was_compiled_and_leaves_a_tenth_free(task):
+  """docs/pods.json holds what `python -m launch_tpu.compare` found."""
+  compiled = json.loads((ROOT / "docs" / "pods.json").read_text())
+  for name, layout in layouts.TRAINING[task].items():
+    wanted = {"program": "train", "topology": name, "fits": True}
+    wanted |= {key: getattr(layout, key) for key in ("rows", "length", "remat")}
+    wanted["mesh"] = {"data": layout.data, "context": layout.context, "tensor": 1}
+    wanted["mesh"]["fsdp"] = pods.chips(pods.PODS[name]) // layout.data // layout.context
+    found = [
+      result
+      for key, results in compiled.items()
+      for result in results
+      if key.startswith(task) and wanted.items() <= result.items()
+    ]
+    assert found, f"{task} {name} {layout}: not in docs/pods.json"
+    for result in found:
+      assert result["hbm_peak_gib"] <= 0.9 * result["hbm_limit_gib"]
+      # Of products with weights: 1.25 where every layer runs forward twice.
+      assert result["weight_flops_ratio"] <= 1.3
+
+
 def test_a_pod_is_named_after_the_colon():
   config = sft.get_config("v5p-128")
   layout = layouts.TRAINING["sft"]["v5p-128"]
