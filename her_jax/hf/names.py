@@ -50,7 +50,7 @@ class Weight:
     name: Theirs.
     path: Ours, as in `flatten`.
     layer: Its place on the `layers` axis; None for a parameter that is not stacked.
-    shape: Ours, without the `layers` axis.
+    shape: Ours, without the `layers` axis and without rows that fill up the vocabulary.
     inputs: Leading axes of `shape` that are a linear layer's inputs; 0: same layout.
   """
 
@@ -92,6 +92,12 @@ class Weight:
       sides.append(slice(first[0].start * width, first[0].stop * width))
     return tuple(sides)
 
+  def flat(self) -> "Weight":
+    """The same tensor with the inputs, and the outputs, of a linear layer on one axis each."""
+    if not self.inputs:
+      return self
+    return dataclasses.replace(self, shape=self._matrix(), inputs=1)
+
   def _matrix(self) -> tuple[int, int]:
     return math.prod(self.shape[: self.inputs]), math.prod(self.shape[self.inputs :])
 
@@ -104,16 +110,20 @@ def flatten(params: nnx.State) -> dict[str, Any]:
   return {keystr(path[:-1], simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def weights(params: nnx.State) -> list[Weight]:
+def weights(params: nnx.State, vocab_size: int | None = None) -> list[Weight]:
   """All tensors of a checkpoint, in the order of the forward pass.
 
   Args:
     params: Concrete or abstract parameters of `Qwen3`.
+    vocab_size: Rows of the embedding there; those of the parameters when None.
 
   Raises:
     ValueError: The table does not name a parameter, or names one that must be there.
   """
   shapes = {path: tuple(array.shape) for path, array in flatten(params).items()}
+  for path, axis in (("embedding", 0), ("lm_head", 1)):
+    if vocab_size is not None and path in shapes:
+      shapes[path] = (*shapes[path][:axis], vocab_size, *shapes[path][axis + 1 :])
   stacked = {f"layers.{path}": entry for path, entry in _LAYER.items()}
   named = _BEFORE | stacked | _AFTER
   absent = set[str]().union(*(group for group in _OPTIONAL if not group & shapes.keys()))

@@ -100,7 +100,9 @@ class ModelConfig:
   """Everything that fixes a decoder's parameters and forward pass.
 
   Attributes:
-    vocab_size: Rows of the embedding; the tokenizer may have fewer.
+    vocab_size: Rows of the embedding in a checkpoint; the tokenizer may have fewer.
+    vocab_multiple: The table held here is filled up with rows of zeros to a multiple of it,
+      so that the `tensor` axis of a mesh divides them.
     hidden_size: Width of the residual stream.
     intermediate_size: Width of the SwiGLU MLP.
     num_layers: Decoder layers.
@@ -138,6 +140,7 @@ class ModelConfig:
   tie_embeddings: bool
   max_position_embeddings: int
   qk_norm: bool = True
+  vocab_multiple: int = 1
   rope_theta: float = 1e6
   rope_scaling: RopeScaling | None = None
   rms_norm_eps: float = 1e-6
@@ -152,7 +155,7 @@ class ModelConfig:
       object.__setattr__(self, "rope_scaling", RopeScaling(**scaling))
     sizes = (
       "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
-      "num_kv_heads", "head_dim", "max_position_embeddings",
+      "num_kv_heads", "head_dim", "max_position_embeddings", "vocab_multiple",
     )  # fmt: skip
     for name in sizes:
       if getattr(self, name) < 1:
@@ -171,8 +174,13 @@ class ModelConfig:
       if getattr(self, name) not in allowed:
         raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}.")
 
+  @property
+  def vocab_rows(self) -> int:
+    """Rows of the table as held: 151,936 with a multiple of 10 are 151,940."""
+    return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
   def num_params(self) -> int:
-    """Exact number of parameters, a tied head counted once.
+    """Exact number of parameters, a tied head counted once and filled-up rows not at all.
 
     embedding                   vocab · hidden          (twice when untied)
     q and o projection, a layer 2 · hidden · heads · head_dim

@@ -222,8 +222,10 @@ class Qwen3(nnx.Module):
   def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
     self.config = config
     table = (config.vocab_size, config.hidden_size)
+    # Zeros are added after the draw, so that the weights do not depend on their number.
+    more = (0, config.vocab_rows - config.vocab_size)
     normal = jax.random.normal(rngs.params(), table, config.param_dtype)
-    self.embedding = _param(_std(config) * normal, "vocab", "embed")
+    self.embedding = _param(jnp.pad(_std(config) * normal, (more, (0, 0))), "vocab", "embed")
 
     @nnx.split_rngs(splits=config.num_layers)
     @nnx.vmap(in_axes=0, out_axes=0, transform_metadata={nnx.PARTITION_NAME: "layers"})
@@ -236,7 +238,7 @@ class Qwen3(nnx.Module):
       self.lm_head = None
     else:
       normal = jax.random.normal(rngs.params(), table[::-1], config.param_dtype)
-      self.lm_head = _param(_std(config) * normal, "embed", "vocab")
+      self.lm_head = _param(jnp.pad(_std(config) * normal, ((0, 0), more)), "embed", "vocab")
 
   def __call__(
     self,
@@ -315,11 +317,11 @@ class Qwen3(nnx.Module):
     return self.final_norm(x), cache
 
   def head(self) -> jax.Array:
-    """The output projection [hidden, vocab], in the parameters' dtype."""
+    """The output projection [hidden, vocab_rows], in the parameters' dtype."""
     return self.embedding[...].T if self.lm_head is None else self.lm_head[...]
 
   def logits(self, hidden: jax.Array) -> jax.Array:
-    """float32 [..., vocab] of hidden states [..., hidden]."""
+    """float32 [..., vocab_rows] of hidden states [..., hidden]."""
     head = self.head().astype(hidden.dtype)
     return jnp.einsum("...e,ev->...v", hidden, head, preferred_element_type=jnp.float32)
 
