@@ -42,7 +42,7 @@ _SFT = {
 _RL = {
   "v5p-128": Training(32, 32_768, "attention", data=2, context=2),
   "v5p-256": Training(32, 32_768, "attention", data=2, context=4),
-  "v6e-64": Training(32, 32_768, "full", context=2),
+  "v6e-64": Training(32, 32_768, "full", context=4, micro_batches=2),
   "v6e-256": Training(32, 32_768, "full", data=2, context=8),
   "2xv6e-256": Training(64, 32_768, "full", data=4, context=8),
 }

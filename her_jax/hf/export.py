@@ -1,6 +1,8 @@
 """Parameters -> Hugging Face folder, tensor by tensor: no host ever holds the model."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+import functools
 import json
 import math
 import os
@@ -11,15 +13,20 @@ from flax import nnx
 import jax
 from jax.experimental import multihost_utils
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
-from safetensors.numpy import save_file
 
-from her_jax.hf import names
+from her_jax.hf import model_card, names, tensor_file
 from her_jax.models.config import ModelConfig, to_hf
 from her_jax.models.qwen3 import abstract_model
 from her_jax.sharding import replicated
 
 DTYPES = ("float32", "bfloat16")
+# A file of this name lies in the folder until all the others are whole.
+INCOMPLETE = "INCOMPLETE"
+_INDEX = "model.safetensors.index.json"
+# Of one thread's turn.
+_TURN_BYTES = 16 * 2**20
 
 
 def export_model(
@@ -29,11 +36,15 @@ def export_model(
   tokenizer: Any | None = None,
   dtype: str = "float32",
   max_shard_bytes: int = 5 * 2**30,
+  base_model: str = "",
 ) -> None:
   """Writes a folder that `transformers.AutoModelForCausalLM` loads.
 
   Every host must call it, as sharded parameters are gathered tensor by tensor; the first
-  host writes. It holds one shard file in memory at a time.
+  host writes. Its memory holds one tensor at a time, and on a CPU not even that.
+
+  The index and `config.json`, without which nothing loads the folder, are written last, and
+  until then a file INCOMPLETE lies in it. Such a folder is begun anew by the next export.
 
   Args:
     config: The model.
@@ -42,6 +53,7 @@ def export_model(
     tokenizer: Of transformers; saved beside the weights, and gives the stop ids.
     dtype: Of the written weights: "float32" or "bfloat16".
     max_shard_bytes: Size above which a new weights file begins.
+    base_model: Its name on the Hugging Face hub, for the model card; "" if unknown.
 
   Raises:
     FileExistsError: The folder holds weights; mixed with these, they could be loaded instead.
@@ -54,39 +66,104 @@ def export_model(
     raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}.")
   folder = Path(folder)
   _check(config, params)
-  if old := sorted(path.name for path in folder.glob("*.safetensors*")):
-    raise FileExistsError(f"{folder} already holds {old}: delete them or pass a new folder.")
+  if not (folder / INCOMPLETE).exists() and (old := _remains(folder)):
+    found = [path.name for path in old]
+    raise FileExistsError(f"{folder} already holds {found}: delete them or pass a new folder.")
   _meet("export: folder checked")
 
   writes = jax.process_index() == 0
   if writes:
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / "config.json", to_hf(config, dtype))
+    _begin(folder)
+    card = model_card.text(config, dtype, base_model, tokenizer is not None)
+    (folder / "README.md").write_text(card, encoding="utf-8")
     _write_json(folder / "generation_config.json", _generation_config(tokenizer))
     if tokenizer is not None:
       tokenizer.save_pretrained(folder)
 
   arrays = names.flatten(params)
-  shards = _plan(names.weights(params), jnp.dtype(dtype).itemsize, max_shard_bytes)
+  kind = np.dtype(jnp.dtype(dtype))
+  weights = names.weights(params, config.vocab_size)
+  shards = _plan(weights, kind.itemsize, max_shard_bytes)
   files = _file_names(len(shards))
-  for file, shard in zip(files, shards, strict=True):
-    tensors = {}
-    for weight in shard:
-      array = weight.to_hf(_fetch(arrays[weight.path], weight.layer))
+  with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    for file, shard in zip(files, shards, strict=True):
+      tensors = ((weight, _fetch(arrays[weight.path], weight, writes)) for weight in shard)
       if writes:
-        tensors[weight.name] = np.ascontiguousarray(array, jnp.dtype(dtype))
-    if writes:
-      save_file(tensors, folder / file, metadata={"format": "pt"})
-  if writes and len(files) > 1:
-    size = jnp.dtype(dtype).itemsize * config.num_params()
-    weight_map = {
-      w.name: file for file, shard in zip(files, shards, strict=True) for w in shard
-    }
-    _write_json(
-      folder / "model.safetensors.index.json",
-      {"metadata": {"total_size": size}, "weight_map": weight_map},
-    )
+        _write_shard(folder / file, shard, tensors, kind, pool)
+      else:
+        for _ in tensors:  # The gathers are every host's.
+          pass
+  if writes:
+    if len(files) > 1:
+      size = kind.itemsize * sum(math.prod(weight.shape) for weight in weights)
+      weight_map = {
+        w.name: file for file, shard in zip(files, shards, strict=True) for w in shard
+      }
+      _write_json(folder / _INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
+    _write_json(folder / "config.json", to_hf(config, dtype))
+    (folder / INCOMPLETE).unlink()
   _meet("export: written")
+
+
+def _remains(folder: Path) -> list[Path]:
+  """Weights and their index."""
+  return sorted(folder.glob("*.safetensors*"))
+
+
+def _begin(folder: Path) -> None:
+  """Marks the folder, then removes what an export that was broken off has left in it."""
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / INCOMPLETE).write_text(
+    "This export has not come to its end. Run it again, or delete the folder.\n"
+  )
+  for path in (folder / "config.json", *_remains(folder)):
+    path.unlink(missing_ok=True)
+
+
+def _write_shard(
+  path: Path,
+  shard: list[names.Weight],
+  tensors: Iterable[tuple[names.Weight, np.ndarray]],
+  dtype: np.dtype,
+  pool: ThreadPoolExecutor,
+) -> None:
+  """One weights file: the header first, then the tensors as they come."""
+  head, begins = tensor_file.layout([(w.name, w.hf_shape) for w in shard], dtype)
+  fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+  try:
+    tensor_file.write_at(fd, np.frombuffer(head, np.uint8), 0)
+    for weight, ours in tensors:
+      theirs = weight.to_hf(ours)
+      turns = _turns(
+        fd, begins[weight.name], theirs if theirs.ndim > 1 else theirs[None], dtype
+      )
+      for done in [pool.submit(turn) for turn in turns]:
+        done.result()
+  finally:
+    os.close(fd)
+
+
+def _turns(
+  fd: int, begin: int, matrix: np.ndarray, dtype: np.dtype
+) -> Iterator[Callable[[], None]]:
+  """What to call, in any order, to write a matrix of any strides row by row from `begin` on."""
+  row_bytes = matrix.shape[1] * dtype.itemsize
+  count = max(1, _TURN_BYTES // row_bytes)
+  for at in range(0, len(matrix), count):
+    rows, offset = matrix[at : at + count], begin + at * row_bytes
+    yield functools.partial(_write_rows, fd, offset, rows, dtype)
+
+
+def _write_rows(fd: int, offset: int, rows: np.ndarray, dtype: np.dtype) -> None:
+  if rows.flags.c_contiguous and rows.dtype == dtype:
+    tensor_file.write_at(fd, rows, offset)
+    return
+  strip = np.empty((min(2 * tensor_file.STRIP, len(rows)), rows.shape[1]), rows.dtype)
+  for at in range(0, len(rows), len(strip)):
+    piece = rows[at : at + len(strip)]
+    tensor_file.copy_strip(piece, strip[: len(piece)])
+    cast = strip[: len(piece)].astype(dtype, copy=False)
+    tensor_file.write_at(fd, cast, offset + at * cast[:1].nbytes)
 
 
 def _check(config: ModelConfig, params: nnx.State) -> None:
@@ -128,12 +205,23 @@ def _take(value: jax.Array, layer: int | None) -> jax.Array:
   return value if layer is None else value[layer]
 
 
-def _fetch(value: jax.Array, layer: int | None) -> np.ndarray:
-  """One tensor on this host, gathered from all where it is spread over a mesh."""
-  if isinstance(value.sharding, jax.sharding.NamedSharding):
-    gather = jax.jit(_take, out_shardings=replicated(value.sharding.mesh))
-    return np.asarray(gather(value, layer))
-  return np.asarray(_take(value, layer))
+def _fetch(value: jax.Array, weight: names.Weight, wanted: bool) -> np.ndarray:
+  """One tensor of `weight.shape` on this host, or nothing of sense where it is not wanted."""
+  layer, place = weight.layer, value.sharding
+  found: np.ndarray
+  if value.is_fully_replicated and next(iter(value.devices())).platform == "cpu":
+    # A view of the device's own memory.
+    whole = np.asarray(value.addressable_data(0))
+    found = whole if layer is None else whole[layer]
+  elif jax.process_count() > 1 and isinstance(place, NamedSharding):
+    gathered = jax.jit(_take, out_shardings=replicated(place.mesh))(value, layer)
+    found = np.asarray(gathered.addressable_data(0)) if wanted else np.empty(weight.shape)
+  elif layer is not None and isinstance(place, NamedSharding):
+    one = NamedSharding(place.mesh, PartitionSpec(*place.spec[1:]))
+    found = np.asarray(jax.jit(_take, out_shardings=one)(value, layer))
+  else:
+    found = np.asarray(_take(value, layer))
+  return found[tuple(slice(size) for size in weight.shape)]
 
 
 def _generation_config(tokenizer: Any | None) -> dict[str, Any]:

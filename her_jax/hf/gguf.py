@@ -114,19 +114,24 @@ class _Tensor:
     self._tensor = tensor
     self._head_dim = head_dim
 
-  def get_shape(self) -> list[int]:
-    return self._tensor.shape.tolist()[::-1]
+  dtype = "F32"
 
-  def __getitem__(self, index: Any) -> np.ndarray:
-    """float32; rows of a head are asked for together."""
-    rows, *columns = index if isinstance(index, tuple) else (index,)
-    if len(self._tensor.shape) == 1:
-      return self._dequantize(self._tensor.data)[rows]
-    block = self._dequantize(self._tensor.data[rows])
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return tuple(self._tensor.shape.tolist()[::-1])
+
+  def read_rows(self, start: int, out: np.ndarray) -> None:
+    """As `source.Tensor`."""
+    data = self._tensor.data
+    if len(self.shape) == 1:
+      out[...] = self._dequantize(data)
+      return
+    rows = start + np.arange(len(out))
     if self._head_dim is not None:
-      paired = block.reshape(-1, self._head_dim // 2, 2, block.shape[-1])
-      block = paired.swapaxes(1, 2).reshape(block.shape)
-    return block[(slice(None), *columns)]
+      head, place = np.divmod(rows, self._head_dim)
+      half, pair = np.divmod(place, self._head_dim // 2)
+      rows = head * self._head_dim + 2 * pair + half
+    out[...] = self._dequantize(data[rows])
 
   def _dequantize(self, data: np.ndarray) -> np.ndarray:
     try:

@@ -1,28 +1,41 @@
-"""Checkpoint -> sharded parameters. Every host reads only the blocks it will hold."""
+"""Checkpoint -> sharded parameters, by ranges of bytes: no host ever holds the model.
+
+Every device of a mesh first takes an equal share of the rows of a matrix, which lie together in
+the file; then the devices exchange what they are to hold. All hosts together so read a
+checkpoint once. Read directly, a host's share of Qwen3-32B, whose columns are cut by fsdp, would
+be millions of pieces of a few hundred bytes, and replicas would be read several times.
+"""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 import contextlib
 import dataclasses
+import functools
 import json
+import math
+import mmap
 import os
 from pathlib import Path
 from typing import Any
 
 from flax import nnx
 import jax
-import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
-from safetensors import safe_open
 
 from her_jax.errors import ConfigError
-from her_jax.hf import gguf, names
+from her_jax.hf import gguf, names, tensor_file
 from her_jax.hf.source import Source, Tensor
 from her_jax.models.config import ModelConfig, from_hf
 from her_jax.models.qwen3 import abstract_model
 from her_jax.sharding import shardings
 
 _Tensors = Mapping[str, Tensor]
+# What is read on the way to an accelerator before the device takes it: layers of one parameter.
+_STAGED_BYTES = 256 * 2**20
+# Of one thread's turn.
+_TURN_BYTES = 16 * 2**20
 
 
 def load(
@@ -34,7 +47,7 @@ def load(
     folder: On a local or mounted disk; the GGUF file itself, or a folder with one alone.
     mesh: Where the parameters go; one device when None.
     **overrides: Fields of `ModelConfig` the file does not decide: `dtype`, `param_dtype`,
-      `remat`. Weights of any float type are cast to `param_dtype`.
+      `remat`, `vocab_multiple`. Weights of any float type are cast to `param_dtype`.
 
   Returns:
     config, graphdef, params: `nnx.merge(graphdef, params)` is the model.
@@ -43,25 +56,36 @@ def load(
     FileNotFoundError: A file is not there.
     ConfigError: The model is unsupported, or names or shapes of the weights differ from what
       `config.json` or the metadata ask for; every one is listed.
+    ValueError: A weights file is damaged.
   """
   folder = Path(folder)
   with _open(folder) as source:
-    try:
-      config = from_hf(source.hf, **overrides)
-    except ValueError as error:
-      raise ConfigError(f"{folder}: {error}") from None
+    config = _config(folder, source, overrides)
     graphdef, abstract = abstract_model(config)
     weights = [
       dataclasses.replace(weight, name=source.rename(weight.name))
-      for weight in names.weights(abstract)
+      for weight in names.weights(abstract, config.vocab_size)
     ]
     _check(folder, config, weights, source.tensors)
     return config, graphdef, _read(abstract, weights, source.tensors, mesh)
 
 
+def read_config(folder: str | os.PathLike[str], **overrides: Any) -> ModelConfig:
+  """What `load` would load; takes the same, and raises what it does."""
+  with _open(Path(folder)) as source:
+    return _config(Path(folder), source, overrides)
+
+
+def _config(folder: Path, source: Source, overrides: Mapping[str, Any]) -> ModelConfig:
+  try:
+    return from_hf(source.hf, **overrides)
+  except ValueError as error:
+    raise ConfigError(f"{folder}: {error}") from None
+
+
 @contextlib.contextmanager
 def _open(folder: Path) -> Iterator[Source]:
-  """Opens every weights file; memory-mapped, so nothing is read yet."""
+  """Opens every weights file; only their headers are read."""
   if file := gguf.find(folder):
     yield gguf.read(file)
     return
@@ -71,16 +95,26 @@ def _open(folder: Path) -> Iterator[Source]:
       f"{path} is missing: pass a local folder in Hugging Face format, or a .gguf file."
     )
   index = folder / "model.safetensors.index.json"
+  files = ["model.safetensors"]
   if index.is_file():
-    files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-  else:
-    files = ["model.safetensors"]
+    try:
+      files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+      raise ValueError(
+        f"{index} is broken ({error!r}): copy or download the file again."
+      ) from None
   if missing := [name for name in files if not (folder / name).is_file()]:
     raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}.")
   with contextlib.ExitStack() as stack:
-    opened = [stack.enter_context(safe_open(folder / name, "np")) for name in files]
-    slices = {name: file.get_slice(name) for file in opened for name in file.keys()}
-    yield Source(json.loads(path.read_text()), slices)
+    found: dict[str, Tensor] = {}
+    for name in files:
+      held = stack.enter_context(tensor_file.opened(folder / name))
+      if twice := sorted(found.keys() & held.keys()):
+        raise ValueError(
+          f"{folder / name} holds {twice[0]} a second time: keep one of the files."
+        )
+      found |= held
+    yield Source(json.loads(path.read_text()), found)
 
 
 def _check(
@@ -88,13 +122,13 @@ def _check(
 ) -> None:
   """Raises unless names and shapes are exactly those expected, and a tied head is tied."""
   expected = {weight.name: weight.hf_shape for weight in weights}
-  found = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
+  found = {name: tensor.shape for name, tensor in tensors.items()}
   unexpected = found.keys() - expected.keys()
   problems = []
   if config.tie_embeddings and names.LM_HEAD in unexpected and names.EMBEDDING in found:
     # The published small Qwen3 models store the tied head a second time.
     unexpected -= {names.LM_HEAD}
-    if not np.array_equal(tensors[names.LM_HEAD][:], tensors[names.EMBEDDING][:]):
+    if not _same(tensors[names.LM_HEAD], tensors[names.EMBEDDING]):
       problems.append(f"  differs from the embedding it is tied to: {names.LM_HEAD}")
   problems += [f"  missing: {name}" for name in expected if name not in found]
   problems += [f"  unexpected: {name}" for name in sorted(unexpected)]
@@ -103,8 +137,29 @@ def _check(
     for name, shape in expected.items()
     if name in found and found[name] != shape
   ]
+  problems += [
+    f"  {tensors[name].dtype}, and quantised weights are unsupported: {name}"
+    for name in expected
+    if name in found and tensors[name].dtype not in tensor_file.DTYPES
+  ]
   if problems:
     raise ConfigError(f"Weights in {folder} do not fit its config:\n" + "\n".join(problems))
+
+
+def _same(one: Tensor, two: Tensor) -> bool:
+  """Whether two tensors hold the same bytes."""
+  if (one.dtype, one.shape) != (two.dtype, two.shape) or one.dtype not in tensor_file.DTYPES:
+    return False
+  rows, width = one.shape
+  step = max(1, _TURN_BYTES // (width * tensor_file.DTYPES[one.dtype].itemsize))
+  a, b = np.empty((2, step, width), tensor_file.DTYPES[one.dtype])
+  for start in range(0, rows, step):
+    count = min(step, rows - start)
+    for tensor, out in ((one, a), (two, b)):
+      tensor.read_rows(start, out[:count])
+    if not np.array_equal(a[:count].view(np.uint8), b[:count].view(np.uint8)):
+      return False
+  return True
 
 
 def _read(
@@ -113,7 +168,7 @@ def _read(
   tensors: _Tensors,
   mesh: jax.sharding.Mesh | None,
 ) -> nnx.State:
-  """Builds every parameter from the blocks that each local device holds."""
+  """Builds one parameter after the other."""
   parts: dict[str, list[names.Weight]] = defaultdict(list)
   for weight in weights:
     parts[weight.path].append(weight)
@@ -122,27 +177,150 @@ def _read(
     places = dict.fromkeys(parts, one)
   else:
     places = names.flatten(shardings(abstract, mesh))
-
-  def build(path: str, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-    def block(index: Any) -> np.ndarray:
-      bounds = [slice(*part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)]
-      out = np.empty([part.stop - part.start for part in bounds], dtype)
-      if parts[path][0].layer is None:
-        out[...] = _block(tensors, parts[path][0], bounds)
-      else:
-        for row, weight in zip(out, parts[path][bounds[0]], strict=True):
-          row[...] = _block(tensors, weight, bounds[1:])
-      return out
-
-    return jax.make_array_from_callback(shape, places[path], block)
-
-  arrays = [build(path, x.shape, x.dtype) for path, x in names.flatten(abstract).items()]
+  with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    arrays = [
+      _build(parts[path], tensors, x.shape, x.dtype, places[path], pool)
+      for path, x in names.flatten(abstract).items()
+    ]
   return jax.tree.unflatten(jax.tree.structure(abstract), arrays)
 
 
-def _block(tensors: _Tensors, weight: names.Weight, bounds: list[slice]) -> np.ndarray:
-  """Our block of one tensor, in the file's dtype."""
-  theirs = tensors[weight.name][weight.hf_block(bounds)]
-  if not jnp.issubdtype(theirs.dtype, jnp.floating):
-    raise ValueError(f"{weight.name} is {theirs.dtype}: quantised weights are unsupported.")
-  return weight.from_hf(theirs, [part.stop - part.start for part in bounds])
+def _build(
+  weights: list[names.Weight],
+  tensors: _Tensors,
+  shape: tuple[int, ...],
+  dtype: np.dtype,
+  place: jax.sharding.Sharding,
+  pool: ThreadPoolExecutor,
+) -> jax.Array:
+  """One parameter, on the devices where it belongs.
+
+  Args:
+    weights: Its tensors, those of a stacked one in the order of the layers.
+    tensors: All that are stored.
+    shape: Of the parameter, with the `layers` axis and rows that fill up the vocabulary.
+    dtype: Of the parameter.
+    place: Its sharding.
+    pool: Reads.
+  """
+
+  def array(weights: list[names.Weight], shape: Sequence[int], place: Any) -> jax.Array:
+    def block(index: Any) -> np.ndarray:
+      bounds = [slice(*part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)]
+      out = _zeros([part.stop - part.start for part in bounds], dtype)
+      stacked = weights[0].layer is not None
+      rows, held = (out, weights[bounds[0]]) if stacked else ([out], weights)
+      waiting = [
+        pool.submit(turn)
+        for row, weight in zip(rows, held, strict=True)
+        for turn in _turns(tensors[weight.name], weight, bounds[stacked:], row)
+      ]
+      for done in waiting:
+        done.result()
+      return out
+
+    return jax.make_array_from_callback(tuple(shape), place, block)
+
+  # A CPU device takes over the memory that was read into. Others copy it, after which it is
+  # free for the next layers.
+  held = math.prod(place.shard_shape(shape)) * dtype.itemsize * len(place.addressable_devices)
+  stacked = weights[0].layer is not None
+  alone = len(place.device_set) == 1 or len(weights[0].shape) == 1
+  if alone and (_takes_over(place) or not stacked or held <= _STAGED_BYTES):
+    return array(weights, shape, place)
+
+  lead, body = (shape[:1], shape[1:]) if stacked else ((), shape)
+  inputs = weights[0].inputs
+  matrix = (math.prod(body[:inputs]), math.prod(body[inputs:])) if inputs else body
+  flat = [weight.flat() for weight in weights]
+
+  def rows(lead: Sequence[int]) -> Any:
+    return _by_rows(place, (*lead, *matrix), len(lead) + bool(inputs))
+
+  if not stacked or held <= _STAGED_BYTES:
+    part = array(flat, (*lead, *matrix), rows(lead))
+    return jax.jit(lambda part: part.reshape(shape), out_shardings=place)(part)
+
+  def put(whole: jax.Array, part: jax.Array, at: int) -> jax.Array:
+    part = part.reshape(part.shape[:1] + body)
+    return jax.lax.dynamic_update_slice_in_dim(whole, part, at, 0)
+
+  put_jit = jax.jit(put, donate_argnums=0, out_shardings=place)
+  whole = jax.jit(lambda: jax.numpy.zeros(shape, dtype), out_shardings=place)()
+  step = max(1, _STAGED_BYTES * shape[0] // held)
+  for at in range(0, shape[0], step):
+    some = flat[at : at + step]
+    part = array(some, (len(some), *matrix), rows([len(some)]))
+    whole = put_jit(whole, part, at).block_until_ready()
+  return whole
+
+
+def _takes_over(place: Any) -> bool:
+  """Whether devices use memory of this process as it is."""
+  return next(iter(place.device_set)).platform == "cpu"
+
+
+def _by_rows(place: Any, shape: tuple[int, ...], axis: int) -> Any:
+  """Spreads `axis` over all devices of `place`, or as many of its mesh axes as divide it."""
+  if not isinstance(place, NamedSharding):
+    return place
+  axes = [name for name, size in place.mesh.shape.items() if size > 1]
+  while shape[axis] % math.prod(place.mesh.shape[name] for name in axes):
+    axes.pop()
+  return NamedSharding(place.mesh, PartitionSpec(*[None] * axis, tuple(axes) or None))
+
+
+def _zeros(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+  """Zeros on pages of their own: a CPU device takes them over without a copy."""
+  size = math.prod(shape) * dtype.itemsize
+  if size < 2**21:
+    return np.zeros(shape, dtype)
+  pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+  if hasattr(mmap, "MADV_HUGEPAGE"):
+    # A transposed write touches thousands of pages at a time: large ones spare most misses.
+    pages.madvise(mmap.MADV_HUGEPAGE)
+  return np.frombuffer(pages, dtype).reshape(shape)
+
+
+def _turns(
+  tensor: Tensor, weight: names.Weight, bounds: list[slice], out: np.ndarray
+) -> Iterator[Callable[[], None]]:
+  """What to call, in any order, to fill a block of ours from one tensor.
+
+  Args:
+    tensor: Where it is stored.
+    weight: Its place among ours.
+    bounds: The block of `weight.shape`; what lies beyond that shape stays as it is.
+    out: Of the shape of the block.
+  """
+  inside = [
+    slice(min(part.start, size), min(part.stop, size))
+    for part, size in zip(bounds, weight.shape, strict=True)
+  ]
+  ours = out[tuple(slice(part.stop - part.start) for part in inside)]
+  block = weight.hf_block(inside)
+  sizes = [part.stop - part.start for part in block]
+  theirs = ours.reshape(sizes[::-1]).T if weight.inputs else ours
+  if len(sizes) == 1:
+    theirs, block = theirs[None], (slice(0, 1), block[0])
+  start, columns = block[0].start, block[1]
+  count = max(1, _TURN_BYTES // max(1, theirs[:1].nbytes))
+  for at in range(0, len(theirs), count):
+    piece = theirs[at : at + count]
+    yield functools.partial(_copy, tensor, start + at, columns, piece)
+
+
+def _copy(tensor: Tensor, start: int, columns: slice, out: np.ndarray) -> None:
+  """Reads rows from `start` on, of them `columns`, into a view of any strides and float type."""
+  width, stored = tensor.shape[-1], tensor_file.DTYPES[tensor.dtype]
+  if out.flags.c_contiguous and out.dtype == stored and out.shape[1] == width:
+    tensor.read_rows(start, out)
+    return
+  strip = np.empty((min(tensor_file.STRIP, len(out)), width), stored)
+  cast = strip if out.dtype == stored else np.empty(strip.shape, out.dtype)
+  for at in range(0, len(out), len(strip)):
+    piece = out[at : at + len(strip)]
+    tensor.read_rows(start + at, strip[: len(piece)])
+    if cast is not strip:
+      cast[...] = strip
+    tensor_file.copy_strip(cast[: len(piece), columns], piece)

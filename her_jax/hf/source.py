@@ -1,6 +1,6 @@
 """What a reader of a checkpoint format gives to load.py."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any, Protocol
 
@@ -8,14 +8,23 @@ import numpy as np
 
 
 class Tensor(Protocol):
-  """A tensor on disk of which blocks are read."""
+  """A tensor on disk of which rows are read."""
 
-  def get_shape(self) -> Sequence[int]:
-    """As Hugging Face's: [out, in] for a linear layer."""
+  @property
+  def dtype(self) -> str:
+    """In the spelling of safetensors, such as "BF16"."""
     ...
 
-  def __getitem__(self, index: Any) -> np.ndarray:
-    """The block that a slice, or one slice an axis, selects."""
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """As Hugging Face's: (out, in) for a linear layer."""
+    ...
+
+  def read_rows(self, start: int, out: np.ndarray) -> None:
+    """Fills `out`, contiguous and of the dtype, with rows from `start` on.
+
+    A row is all that one index of the first axis holds; a tensor of one axis has one row.
+    """
     ...
 
 

@@ -1,6 +1,8 @@
 """What we export, transformers loads; what is loaded is complete or refused."""
 
+import dataclasses
 import json
+import re
 
 from flax import nnx
 import jax
@@ -10,9 +12,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 import torch
 from transformers import AutoModelForCausalLM
+import yaml
 
 from her_jax import sharding
-from her_jax.hf import names
+from her_jax.hf import load as load_module
+from her_jax.hf import names, tensor_file
 from her_jax.hf.export import export_model
 from her_jax.hf.load import load
 from her_jax.models.config import ModelConfig
@@ -99,6 +103,53 @@ def test_sharded_parameters_export_and_load_the_same(model, tmp_path):
   assert jax.tree.map(lambda x: x.sharding, loaded) == expected
 
 
+@pytest.mark.parametrize("sizes", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=str)
+def test_all_devices_together_read_a_checkpoint_once(model, tmp_path, monkeypatch, sizes):
+  """Replicas and cut columns included; each device reads the rows of its share alone."""
+  export_model(model.config, nnx.state(model), tmp_path, max_shard_bytes=20_000)
+  read = []
+  real = tensor_file.Tensor.read_rows
+
+  def counted(self, start, out):
+    read.append(out.nbytes)
+    real(self, start, out)
+
+  monkeypatch.setattr(tensor_file.Tensor, "read_rows", counted)
+  load(tmp_path, mesh=sharding.make_mesh(**sizes))
+  stored = {k: v for f in tmp_path.glob("*.safetensors") for k, v in load_file(f).items()}
+  norms = sum(v.nbytes for v in stored.values() if v.ndim == 1)
+  matrices = sum(v.nbytes for v in stored.values() if v.ndim > 1)
+  assert matrices <= sum(read) <= matrices + 8 * norms
+
+
+@pytest.mark.parametrize("sizes", [{}, {"fsdp": 4, "tensor": 2}], ids=["one device", "eight"])
+def test_layers_reach_an_accelerator_a_few_at_a_time(model, tmp_path, monkeypatch, sizes):
+  """A CPU device takes over what was read; here it is made to copy like the others."""
+  params = nnx.state(model)
+  export_model(model.config, params, tmp_path)
+  monkeypatch.setattr(load_module, "_STAGED_BYTES", 20_000)  # Two layers of a projection.
+  monkeypatch.setattr(load_module, "_takes_over", lambda place: False)
+  mesh = sharding.make_mesh(**sizes, devices=jax.devices()[: 8 if sizes else 1])
+  loaded = load(tmp_path, mesh=mesh)[2]
+  _assert_equal(jax.tree.map(np.asarray, loaded), jax.tree.map(np.asarray, params))
+  assert jax.tree.map(lambda x: x.sharding, loaded) == sharding.shardings(params, mesh)
+
+
+def test_a_device_takes_over_what_was_read(tmp_path):
+  """4 MB of a table in pages of its own are not copied once more."""
+  config = dataclasses.replace(_config(tied=True), vocab_size=32_768)
+  params = _random_params(config)
+  export_model(config, params, tmp_path)
+  made = []
+  real = load_module._zeros
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(load_module, "_zeros", lambda *a: made.append(real(*a)) or made[-1])
+    loaded = load(tmp_path)[2]
+  table = loaded["embedding"].get_value()
+  assert table.unsafe_buffer_pointer() in {array.ctypes.data for array in made}
+  _assert_equal(loaded, params)
+
+
 def test_bfloat16_export_is_rounded_once_and_says_so(model, tmp_path):
   params = nnx.state(model)
   export_model(model.config, params, tmp_path, dtype="bfloat16")
@@ -142,6 +193,45 @@ def test_second_copy_of_a_tied_head_must_be_a_copy(tmp_path):
   save_file({**tensors, names.LM_HEAD: 1 + tensors[names.EMBEDDING]}, file)
   with pytest.raises(ValueError, match="differs from the embedding"):
     load(tmp_path)
+
+
+def test_two_files_with_one_tensor_are_refused(model, tmp_path):
+  export_model(model.config, nnx.state(model), tmp_path, max_shard_bytes=20_000)
+  first, second, *_ = sorted(tmp_path.glob("*.safetensors"))
+  save_file({**load_file(second), **load_file(first)}, second)
+  with pytest.raises(ValueError, match=f"{second.name} holds .* a second time"):
+    load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
+def test_a_broken_index_is_named(model, tmp_path, text):
+  export_model(model.config, nnx.state(model), tmp_path, max_shard_bytes=20_000)
+  (tmp_path / "model.safetensors.index.json").write_text(text)
+  with pytest.raises(ValueError, match="index.json is broken"):
+    load(tmp_path)
+
+
+def test_quantised_weights_are_listed(model, tmp_path):
+  export_model(model.config, nnx.state(model), tmp_path)
+  file = tmp_path / "model.safetensors"
+  tensors = load_file(file)
+  save_file(tensors | {"model.norm.weight": np.ones(32, np.int8)}, file)
+  with pytest.raises(ValueError, match="I8, and quantised .*: model.norm.weight"):
+    load(tmp_path)
+
+
+def test_the_card_is_valid_and_says_what_the_weights_are(model, tmp_path):
+  for name, base in (("known", 'Qwen/Qwen3-0.6B "x": y'), ("unknown", "")):
+    export_model(model.config, nnx.state(model), tmp_path / name, base_model=base)
+    _, front, text = (tmp_path / name / "README.md").read_text().split("---\n", 2)
+    head = yaml.safe_load(front)
+    assert head.get("base_model", "") == base and "license" not in head
+    assert head["library_name"] == "transformers" and "role-play" in head["tags"]
+    assert "float32" in text and "from_pretrained" in text and "## Licence" in text
+    (code,) = re.findall("```python\n(.*?)```", text, re.S)
+    compile(code, "card", "exec")
+  index = json.loads((tmp_path / "known" / "config.json").read_text())
+  assert index["rope_theta"] == index["rope_parameters"]["rope_theta"] == 1e6
 
 
 def test_parameters_of_another_config_are_not_exported(tmp_path):

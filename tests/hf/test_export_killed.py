@@ -1,0 +1,98 @@
+"""An export that is killed leaves nothing that looks whole, and the next one mends it."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+from flax import nnx
+import jax
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM
+
+from her_jax import sharding
+from her_jax.hf import export
+from her_jax.hf.load import load
+from her_jax.models.config import ModelConfig
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_CONFIG = ModelConfig(
+  vocab_size=64,
+  hidden_size=16,
+  intermediate_size=32,
+  num_layers=2,
+  num_heads=2,
+  num_kv_heads=1,
+  head_dim=8,
+  tie_embeddings=False,
+  max_position_embeddings=64,
+  dtype="float32",
+)
+# The process kills itself, as `kill -9` does, when it is about to call this for the n-th time.
+_MOMENTS = {
+  "before the first weight": ("tensor_file.write_at", 1),
+  "within a file": ("tensor_file.write_at", 9),
+  "between the last weight and the index": ("_write_json", 2),
+  "between the index and the config": ("_write_json", 3),
+  "with all written": ("pathlib.Path.unlink", 1),
+}
+_CHILD = """
+import os, pathlib, signal, sys
+from tests.hf import test_export_killed as test
+from her_jax.hf import export
+
+place, call, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+owner, _, name = place.rpartition(".")
+owner = eval(owner, {"tensor_file": export.tensor_file, "pathlib": pathlib}) if owner else export
+real, calls = getattr(owner, name), [0]
+
+def deadly(*args, **kwargs):
+  calls[0] += 1
+  if calls[0] == call:
+    os.kill(os.getpid(), signal.SIGKILL)
+  return real(*args, **kwargs)
+
+params = test.params()
+setattr(owner, name, deadly)
+export.export_model(test._CONFIG, params, folder, max_shard_bytes=4000)
+"""
+
+
+def params() -> nnx.State:
+  return sharding.init_sharded(_CONFIG, 0, sharding.make_mesh(devices=jax.devices()[:1]))[1]
+
+
+@pytest.mark.parametrize(
+  "moments",
+  [
+    ["within a file"],
+    pytest.param([m for m in _MOMENTS if m != "within a file"], marks=pytest.mark.slow),
+  ],
+  ids=["one", "others"],
+)
+def test_a_killed_export_does_not_look_whole_and_can_be_run_again(moments, tmp_path):
+  children = {}
+  for i, moment in enumerate(moments):
+    place, call = _MOMENTS[moment]
+    command = [sys.executable, "-c", _CHILD, place, str(call), str(tmp_path / str(i))]
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"}
+    children[moment] = subprocess.Popen(command, cwd=_ROOT, env=environment)
+  expected = params()
+  for i, (moment, child) in enumerate(children.items()):
+    assert child.wait(timeout=120) == -signal.SIGKILL, moment
+    folder = tmp_path / str(i)
+    assert (folder / export.INCOMPLETE).exists(), moment
+    if moment != "with all written":
+      with pytest.raises(FileNotFoundError, match="config.json is missing"):
+        load(folder)
+      with pytest.raises((OSError, ValueError)):
+        AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    # The next export has fewer files: none of the old ones may stay.
+    export.export_model(_CONFIG, expected, folder, max_shard_bytes=8000)
+    assert not (folder / export.INCOMPLETE).exists()
+    jax.tree.map(np.testing.assert_array_equal, load(folder)[2], expected)
+    AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    with pytest.raises(FileExistsError, match="delete them"):
+      export.export_model(_CONFIG, expected, folder)

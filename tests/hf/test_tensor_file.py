@@ -1,0 +1,114 @@
+"""Headers of safetensors files: what the format's own library writes is read, and the reverse."""
+
+import json
+import os
+import struct
+
+import hypothesis
+from hypothesis import strategies as st
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from her_jax.hf import tensor_file
+
+_KINDS = [np.dtype(t) for t in (np.float32, np.float16, np.float64, ml_dtypes.bfloat16)]
+_names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8)
+_tensors = st.dictionaries(
+  _names.filter(lambda name: name != "__metadata__"),
+  st.tuples(st.integers(0, 5), st.integers(1, 7)),
+  max_size=4,
+)
+
+
+def _values(shapes, kind):
+  rng = np.random.default_rng(0)
+  return {name: rng.normal(size=shape).astype(kind) for name, shape in shapes.items()}
+
+
+def _written(path, values, kind):
+  head, begins = tensor_file.layout([(n, v.shape) for n, v in values.items()], kind)
+  fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+  tensor_file.write_at(fd, np.frombuffer(head, np.uint8), 0)
+  for name, value in values.items():
+    tensor_file.write_at(fd, value, begins[name])
+  os.close(fd)
+
+
+@hypothesis.settings(max_examples=30)
+@hypothesis.given(shapes=_tensors, kind=st.sampled_from(_KINDS))
+def test_both_ways_agree_with_the_library(tmp_path_factory, shapes, kind):
+  folder = tmp_path_factory.mktemp("both")
+  values = _values(shapes, kind)
+  _written(folder / "ours", values, kind)
+  theirs = load_file(folder / "ours")
+  assert theirs.keys() == values.keys()
+  save_file(values, folder / "theirs")
+  for name, value in values.items():
+    assert theirs[name].dtype == kind
+    np.testing.assert_array_equal(theirs[name], value)
+  with tensor_file.opened(folder / "theirs") as tensors:
+    assert tensors.keys() == values.keys()
+    for name, value in values.items():
+      assert tensors[name].shape == value.shape
+      out = np.empty(value.shape, tensor_file.DTYPES[tensors[name].dtype])
+      tensors[name].read_rows(0, out)
+      np.testing.assert_array_equal(out, value)
+      if len(value) > 1:
+        tensors[name].read_rows(1, out[1:])
+        np.testing.assert_array_equal(out, value)
+
+
+def _entry(**changes):
+  return {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]} | changes
+
+
+@pytest.mark.parametrize(
+  "data",
+  [
+    b"",
+    b"\x01",
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+    struct.pack("<Q", 2**62) + b"{}",
+    struct.pack("<Q", 4) + b"nope",
+    struct.pack("<Q", 2) + b"[]",
+    _entry(data_offsets=[0, 17]),
+    _entry(data_offsets=[16, 32]),
+    _entry(data_offsets=[-16, 0]),
+    _entry(data_offsets=[0]),
+    _entry(shape=[-2, -2]),
+    _entry(shape="22"),
+    {"dtype": "F32"},
+  ],
+  ids=str,
+)
+def test_a_broken_file_is_refused_by_name(tmp_path, data):
+  if isinstance(data, dict):
+    text = json.dumps({"w": data}).encode()
+    data = struct.pack("<Q", len(text)) + text + bytes(16)
+  path = tmp_path / "model.safetensors"
+  path.write_bytes(data)
+  with pytest.raises(ValueError, match="model.safetensors .*download the file again"):
+    with tensor_file.opened(path):
+      pass
+
+
+@hypothesis.given(data=st.binary(max_size=200))
+def test_no_bytes_raise_anything_else(tmp_path_factory, data):
+  path = tmp_path_factory.getbasetemp() / "noise.safetensors"
+  path.write_bytes(struct.pack("<Q", len(data)) + data)
+  try:
+    with tensor_file.opened(path):
+      pass
+  except ValueError as error:
+    assert str(path) in str(error)
+
+
+def test_a_file_that_is_cut_short_is_refused(tmp_path):
+  path = tmp_path / "model.safetensors"
+  save_file({"a": np.ones((4, 4), np.float32)}, path)
+  path.write_bytes(path.read_bytes()[:-1])
+  with pytest.raises(ValueError, match="a ends behind the file's .* bytes"):
+    with tensor_file.opened(path):
+      pass
