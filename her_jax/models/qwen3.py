@@ -3,6 +3,8 @@
 Without norms of queries and keys it is Llama (arXiv:2302.13971).
 """
 
+import functools
+
 from flax import nnx, struct
 import jax
 from jax.ad_checkpoint import checkpoint_name
@@ -88,6 +90,34 @@ class RMSNorm(nnx.Module):
     return (wide * scale).astype(x.dtype) * self.weight[...].astype(x.dtype)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _contract(equation: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+  """`jnp.einsum`, with the weight's gradient as x times the output's and not the reverse.
+
+  JAX takes the reverse, the transpose of which XLA's CPU backend makes together with whatever
+  the output's gradient is computed from, element by element: a backward pass of 12 layers took
+  1.45 times as long so.
+  """
+  return jnp.einsum(equation, x, weight)
+
+
+def _contract_fwd(equation, x, weight):
+  return _contract(equation, x, weight), (x, weight)
+
+
+def _contract_bwd(equation, kept, gradient):
+  x, weight = kept
+  inputs, output = equation.split("->")
+  ours, theirs = inputs.split(",")
+  return (
+    jnp.einsum(f"{output},{theirs}->{ours}", gradient, weight),
+    jnp.einsum(f"{ours},{output}->{theirs}", x, gradient),
+  )
+
+
+_contract.defvjp(_contract_fwd, _contract_bwd)
+
+
 class Einsum(nnx.Module):
   """A weight and the contraction that applies it, without a bias."""
 
@@ -106,7 +136,7 @@ class Einsum(nnx.Module):
     self.weight = _param(_std(config) * branches**-0.5 * normal, *axes)
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    return jnp.einsum(self.equation, x, self.weight[...].astype(x.dtype))
+    return _contract(self.equation, x, self.weight[...].astype(x.dtype))
 
 
 class Attention(nnx.Module):
