@@ -234,23 +234,26 @@ def _build(
   matrix = (math.prod(body[:inputs]), math.prod(body[inputs:])) if inputs else body
   flat = [weight.flat() for weight in weights]
 
-  def rows(lead: Sequence[int]) -> Any:
-    return _by_rows(place, (*lead, *matrix), len(lead) + bool(inputs))
+  first, *then = _exchange(place, (*lead, *matrix), len(lead), inputs)
+
+  def exchanged(part: jax.Array) -> jax.Array:
+    for sharding in then:
+      part = jax.lax.with_sharding_constraint(part, sharding)
+    return part.reshape(part.shape[: len(lead)] + body)
 
   if not stacked or held <= _STAGED_BYTES:
-    part = array(flat, (*lead, *matrix), rows(lead))
-    return jax.jit(lambda part: part.reshape(shape), out_shardings=place)(part)
+    part = array(flat, (*lead, *matrix), first)
+    return jax.jit(exchanged, out_shardings=place)(part)
 
   def put(whole: jax.Array, part: jax.Array, at: int) -> jax.Array:
-    part = part.reshape(part.shape[:1] + body)
-    return jax.lax.dynamic_update_slice_in_dim(whole, part, at, 0)
+    return jax.lax.dynamic_update_slice_in_dim(whole, exchanged(part), at, 0)
 
   put_jit = jax.jit(put, donate_argnums=0, out_shardings=place)
   whole = jax.jit(lambda: jax.numpy.zeros(shape, dtype), out_shardings=place)()
   step = max(1, _STAGED_BYTES * shape[0] // held)
   for at in range(0, shape[0], step):
     some = flat[at : at + step]
-    part = array(some, (len(some), *matrix), rows([len(some)]))
+    part = array(some, (len(some), *matrix), first)
     whole = put_jit(whole, part, at).block_until_ready()
   return whole
 
@@ -260,14 +263,36 @@ def _takes_over(place: Any) -> bool:
   return next(iter(place.device_set)).platform == "cpu"
 
 
-def _by_rows(place: Any, shape: tuple[int, ...], axis: int) -> Any:
-  """Spreads `axis` over all devices of `place`, or as many of its mesh axes as divide it."""
+def _exchange(place: Any, shape: tuple[int, ...], lead: int, inputs: int) -> tuple[Any, ...]:
+  """How devices first take rows of matrices, on the way, and what they are to hold in the end.
+
+  With data=2, fsdp=2 and tensor=4 a matrix [inputs, outputs], whose outputs are the rows in the
+  file, goes from (None, (tensor, fsdp, data)) over (None, (tensor, fsdp)) to (fsdp, tensor): one
+  all-gather, one all-to-all. In a single step XLA would give every device the whole.
+
+  Args:
+    place: Of the parameter.
+    shape: Of its matrices, [layers, inputs, outputs], or [vocab, embed] of the embedding.
+    lead: Axes before the matrix: 1 with `layers`, or 0.
+    inputs: Of `names.Weight`.
+  """
   if not isinstance(place, NamedSharding):
-    return place
-  axes = [name for name, size in place.mesh.shape.items() if size > 1]
-  while shape[axis] % math.prod(place.mesh.shape[name] for name in axes):
+    return place, place, place
+  spec = [() if axes is None else axes for axes in (*place.spec, *[None] * 4)]
+  # Of flattened axes only the first is ever cut.
+  ends = [(axes,) if isinstance(axes, str) else axes for axes in spec]
+  ends = [ends[lead], ends[lead + (inputs or 1)]]
+  row = lead + bool(inputs)
+  kept, moved = (ends[1], ends[0]) if inputs else (ends[0], ends[1])
+  sizes = place.mesh.shape
+  axes = [*kept, *moved]
+  axes += [name for name, size in sizes.items() if size > 1 and name not in axes]
+  while shape[row] % math.prod(sizes[name] for name in axes):
     axes.pop()
-  return NamedSharding(place.mesh, PartitionSpec(*[None] * axis, tuple(axes) or None))
+  middle = [name for name in axes if name in (*kept, *moved)]
+  rows = lambda axes: PartitionSpec(*[None] * row, tuple(axes) or None)
+  last = PartitionSpec(*[None] * lead, *(axes or None for axes in ends))
+  return tuple(NamedSharding(place.mesh, spec) for spec in (rows(axes), rows(middle), last))
 
 
 def _zeros(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
