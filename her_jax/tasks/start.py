@@ -83,19 +83,16 @@ def start_model(
     checkpoint.MissingCheckpoint: `init_from` is none of these.
   """
   source = pathlib.Path(config.init_from)
-  if config.init_from and (any(source.glob("*.safetensors")) or gguf.find(source)):
+  if config.init_from and is_hugging_face(source):
     tokenizer = hf_tokenizer.load(config.tokenizer or config.init_from)
     preset = PRESETS[config.model]
     model, graphdef, params = hf_load.load(
-      source, mesh=mesh, dtype=preset.dtype, param_dtype=preset.param_dtype, remat=preset.remat
-    )
+      source, mesh=mesh, dtype=preset.dtype, param_dtype=preset.param_dtype, remat=preset.remat,
+      vocab_multiple=mesh.shape["tensor"],
+    )  # fmt: skip
     return checkpoint.Checkpoint(model, graphdef, params, tokenizer, variant(config))
   if config.init_from:
-    if not source.is_dir():
-      raise checkpoint.MissingCheckpoint(
-        f"--config.init_from={source}: no such folder; it takes a folder in Hugging Face format,"
-        f" a .gguf file or the workdir of an earlier stage"
-      )
+    require_folder(source, "config.init_from")
     return checkpoint.load(config.init_from, mesh, "config.init_from")
   if config.tokenizer:
     tokenizer = hf_tokenizer.load(config.tokenizer)
@@ -104,6 +101,7 @@ def start_model(
   model = PRESETS[config.model]
   if config.model == "tiny":
     model = dataclasses.replace(model, vocab_size=len(tokenizer))
+  model = dataclasses.replace(model, vocab_multiple=mesh.shape["tensor"])
   if model.vocab_size < len(tokenizer):
     raise ConfigError(
       f"the tokenizer has {len(tokenizer)} tokens, the model {config.model} only"
@@ -111,6 +109,20 @@ def start_model(
     )
   graphdef, params = sharding.init_sharded(model, config.seed, mesh)
   return checkpoint.Checkpoint(model, graphdef, params, tokenizer, variant(config))
+
+
+def is_hugging_face(path: pathlib.Path) -> bool:
+  """Whether weights lie there in that format, or as GGUF; a workdir of a stage has neither."""
+  return any(path.glob("*.safetensors")) or gguf.find(path) is not None
+
+
+def require_folder(folder: pathlib.Path, field: str) -> None:
+  """Raises MissingCheckpoint, naming the field of the config, unless the folder is there."""
+  if not folder.is_dir():
+    raise checkpoint.MissingCheckpoint(
+      f"--{field}={folder}: no such folder; it takes a folder in Hugging Face format, a .gguf"
+      f" file or the workdir of an earlier stage"
+    )
 
 
 def variant(config: ml_collections.ConfigDict) -> prompts.Variant:
