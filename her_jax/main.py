@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _refuse_own_inputs(config: ml_collections.ConfigDict, workdir: str) -> None:
   """A run writes into its workdir, and clears checkpoints there: not where it reads from."""
-  for field in ("init_from", "policy", "baseline", "tokenizer", "judge.checkpoint"):
+  for field in ("init_from", "source", "policy", "baseline", "tokenizer", "judge.checkpoint"):
     section, _, name = field.rpartition(".")
     source = (config.get(section, {}) if section else config).get(name)
     if source and os.path.realpath(source) == os.path.realpath(workdir):

@@ -89,9 +89,9 @@ _MISTAKES = {
     ("--config=configs/export.py:tiny", "--config.dtype=float31"),
     ("config.dtype is 'float31'", "bfloat16"),
   ),
-  "missing policy to export": (
-    ("--config=configs/export.py:tiny", "--config.policy={folder}/none"),
-    ("--config.policy",),
+  "missing source to export": (
+    ("--config=configs/export.py:tiny", "--config.source={folder}/none"),
+    ("--config.source={folder}/none: no such folder", "Hugging Face"),
   ),
   "missing tokenizer": (
     (_SFT, *_QUICK, "--config.tokenizer={folder}/none"),

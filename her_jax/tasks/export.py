@@ -1,29 +1,125 @@
-"""Writes a checkpoint in Hugging Face format."""
+"""Converts weights between a stage's checkpoint and the Hugging Face format."""
 
+import os
+import pathlib
 from typing import Any
 
 from absl import logging
 from etils import epath
 import jax
+import jax.numpy as jnp
 import ml_collections
+from transformers import PreTrainedTokenizerBase
 
 from her_jax.errors import ConfigError
 from her_jax.hf import export as hf_export
-from her_jax.training import checkpoint
+from her_jax.hf import load as hf_load
+from her_jax.hf import tokenizer as hf_tokenizer
+from her_jax.models.config import PRESETS
+from her_jax.tasks import start
+from her_jax.training import budget, checkpoint
+
+_FORMATS = ("huggingface", "orbax")
 
 
 def run(
   config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
 ) -> dict[str, Any]:
-  """Exports `config.policy` to `workdir/export`; returns the folder."""
-  if config.dtype not in hf_export.DTYPES:
+  """Converts `config.source`; returns the folder that it went to."""
+  output = config.output or (epath.Path(workdir) / "export").as_posix()
+  from_folder = start.is_hugging_face(pathlib.Path(config.source)) if config.source else False
+  _check(config, output, from_folder)
+  tokenizer = _tokenizer(config, from_folder)
+  if from_folder:
+    _convert_folder(config, output, tokenizer, mesh)
+  else:
+    model = checkpoint.model_config(config.source, "config.source")
+    size = jnp.dtype(model.param_dtype).itemsize
+    budget.check_source(config.source, model, size, jax.devices())
+    model, _, params, *_ = checkpoint.load_params(config.source, mesh, "config.source")
+    _write_folder(config, model, params, output, tokenizer)
+  logging.info("exported to %s", output)
+  return {"folder": output}
+
+
+def _check(config: ml_collections.ConfigDict, output: str, from_folder: bool) -> None:
+  """Raises, before anything is read, what the config alone gives away."""
+  for field, allowed in (("dtype", hf_export.DTYPES), ("format", _FORMATS)):
+    if config[field] not in allowed:
+      raise ConfigError(
+        f"config.{field} is {config[field]!r}; it must be one of {', '.join(allowed)}"
+      )
+  if not config.source:
     raise ConfigError(
-      f"config.dtype is {config.dtype!r}; it must be one of {', '.join(hf_export.DTYPES)}"
+      "config.source is empty; pass the workdir of a stage or a Hugging Face folder"
     )
-  model = checkpoint.load(config.policy, mesh, "config.policy")
-  folder = (epath.Path(workdir) / "export").as_posix()
+  if "://" in output:
+    raise ConfigError(
+      f"config.output={output} is not a disk; mount the bucket and pass its path"
+    )
+  if os.path.realpath(config.source) == os.path.realpath(output):
+    raise ConfigError(f"config.output={output} is the source itself; choose another folder")
+  if not from_folder:
+    if "://" not in config.source:
+      start.require_folder(pathlib.Path(config.source), "config.source")
+    checkpoint.require({"config.source": config.source})
+  if config.format == "orbax":
+    if not from_folder:
+      raise ConfigError(
+        f"config.format=orbax converts a Hugging Face folder, and {config.source} is the workdir"
+        f" of a stage: use it as it is"
+      )
+    if (pathlib.Path(output) / "checkpoints").exists():
+      raise FileExistsError(f"{output} already holds checkpoints: pass a new folder")
+
+
+def _tokenizer(
+  config: ml_collections.ConfigDict, from_folder: bool
+) -> PreTrainedTokenizerBase | None:
+  """That of `config.tokenizer` or of the source; None where the source has none."""
+  own = config.source if from_folder else (epath.Path(config.source) / "tokenizer").as_posix()
+  if not config.tokenizer and not (epath.Path(own) / "tokenizer.json").exists():
+    logging.warning(
+      "%s holds no tokenizer.json, so the export has no tokenizer; --config.tokenizer adds one",
+      own,
+    )
+    return None
+  return hf_tokenizer.load(config.tokenizer or own)
+
+
+def _convert_folder(
+  config: ml_collections.ConfigDict,
+  output: str,
+  tokenizer: PreTrainedTokenizerBase | None,
+  mesh: jax.sharding.Mesh,
+) -> None:
+  """Loads a Hugging Face folder in the dtype that is asked for, and writes it."""
+  preset = PRESETS[config.model]
+  try:
+    size = jnp.dtype(config.dtype).itemsize
+    found = hf_load.read_config(config.source)
+    budget.check_source(config.source, found, size, jax.devices())
+    model, _, params = hf_load.load(
+      config.source, mesh=mesh, dtype=preset.dtype, param_dtype=config.dtype,
+      remat=preset.remat, vocab_multiple=mesh.shape["tensor"],
+    )  # fmt: skip
+  except budget.TooLarge:
+    raise
+  except ValueError as error:
+    raise ConfigError(f"config.source={config.source}: {error}") from None
+  if config.format == "orbax":
+    checkpoint.save(output, 0, model, params, tokenizer, start.variant(config))
+  else:
+    _write_folder(config, model, params, output, tokenizer)
+
+
+def _write_folder(
+  config: ml_collections.ConfigDict,
+  model: Any,
+  params: Any,
+  output: str,
+  tokenizer: PreTrainedTokenizerBase | None,
+) -> None:
   hf_export.export_model(
-    model.config, model.params, folder, tokenizer=model.tokenizer, dtype=config.dtype
+    model, params, output, tokenizer, config.dtype, base_model=config.base_model
   )
-  logging.info("exported to %s", folder)
-  return {"folder": folder}

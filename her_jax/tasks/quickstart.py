@@ -28,13 +28,14 @@ def run(
   config.genrm.init_from = places["sft"]
   config.rl.policy = config.evaluate.baseline = places["sft"]
   config.rl.judge.checkpoint = config.evaluate.judge.checkpoint = places["genrm"]
-  config.evaluate.policy = config.export.policy = places["rl"]
+  config.evaluate.policy = config.export.source = places["rl"]
 
   found = {}
   for stage, task in (("sft", sft), ("genrm", genrm), ("rl", rl), ("evaluate", evaluate)):
     logging.info("—— %s ——", stage)
     found[stage] = task.run(config[stage], places[stage], mesh)
-  shutil.rmtree(root / "export", ignore_errors=True)
+  config.export.output = str(root / "export")
+  shutil.rmtree(config.export.output, ignore_errors=True)
   export.run(config.export, workdir, mesh)
 
   summary = {

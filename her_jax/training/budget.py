@@ -14,7 +14,7 @@ _GIB = 2**30
 _TRAINED = 4 + 8 + 4
 _FROZEN = 4
 # Whole models that a task holds: (trained, frozen). RL: the policy; its first weights, the judge.
-_COPIES = {"sft": (1, 0), "genrm": (1, 0), "rl": (1, 2), "evaluate": (0, 3), "export": (0, 1)}
+_COPIES = {"sft": (1, 0), "genrm": (1, 0), "rl": (1, 2), "evaluate": (0, 3)}
 
 
 class TooLarge(ConfigError):
@@ -37,7 +37,7 @@ def device_bytes(devices: Sequence[jax.Device]) -> int:
 
 
 def check(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) -> None:
-  """Stops a run that cannot fit.
+  """Stops a run that cannot fit. An export's size is that of its source: see `check_source`.
 
   Raises:
     ConfigError: `config.model` names no preset.
@@ -72,3 +72,27 @@ def check(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) -> N
     f" Nothing was allocated. {advice} For {config.model}, start the same command on every host"
     f" of a pod (launch_tpu/run.sh)."
   )
+
+
+def check_source(
+  source: str, model: ModelConfig, itemsize: int, devices: Sequence[jax.Device]
+) -> None:
+  """Stops the conversion of weights that do not fit: the parameters alone, no moments.
+
+  Args:
+    source: Where they are, for the error.
+    model: What they are.
+    itemsize: Bytes a parameter.
+    devices: Where they are to go.
+
+  Raises:
+    TooLarge: says what is needed and what is there.
+  """
+  needed, available = model.num_params() * itemsize, device_bytes(devices)
+  if available and needed > available:
+    raise TooLarge(
+      f"{source} needs {needed / _GIB:,.0f} GiB for its weights over all devices, and the"
+      f" {len(devices)} {devices[0].platform.upper()} device(s) found have"
+      f" {available / _GIB:,.0f} GiB in all. Nothing was allocated. Start the same command on"
+      f" every host of a pod (launch_tpu/run.sh)."
+    )

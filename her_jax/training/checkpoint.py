@@ -54,12 +54,15 @@ def save(
   step: int,
   config: ModelConfig,
   params: nnx.State,
-  tokenizer: PreTrainedTokenizerBase,
+  tokenizer: PreTrainedTokenizerBase | None,
   variant: Variant,
 ) -> None:
-  """Writes a checkpoint; all processes call it. An older one of the same step is replaced."""
+  """Writes a checkpoint; all processes call it. An older one of the same step is replaced.
+
+  One without a tokenizer can be exported, and trained on once its workdir is given one.
+  """
   folder = _folder(workdir)
-  if jax.process_index() == 0:
+  if tokenizer is not None and jax.process_index() == 0:
     tokenizer.save_pretrained(str(epath.Path(workdir) / "tokenizer"))
   meta = {
     "step": step,
@@ -118,10 +121,22 @@ def load(workdir: str, mesh: jax.sharding.Mesh, what: str) -> Checkpoint:
   Raises:
     MissingCheckpoint: there is none; the message says which stage writes it.
   """
-  require({what: workdir})
+  config, graphdef, params, variant, step = load_params(workdir, mesh, what)
+  tokenizer = hf_tokenizer.load((epath.Path(workdir) / "tokenizer").as_posix())
+  return Checkpoint(config, graphdef, params, tokenizer, variant, step)
+
+
+def model_config(workdir: str, what: str) -> ModelConfig:
+  """The model of the newest checkpoint; raises as `load` does."""
+  return ModelConfig(**_meta(workdir, what)["model"])
+
+
+def load_params(
+  workdir: str, mesh: jax.sharding.Mesh, what: str
+) -> tuple[ModelConfig, nnx.GraphDef, nnx.State, Variant, int]:
+  """What `load` loads and raises, but for the tokenizer, which need not be there."""
+  meta = _meta(workdir, what)
   path = _folder(workdir) / str(max(_steps(workdir)))
-  with _quiet():
-    meta = ocp.load_checkpointables(path.as_posix(), {"meta": None})["meta"]
   config = ModelConfig(**meta["model"])
   graphdef, abstract = abstract_model(config)
   placed = jax.tree.map(
@@ -133,10 +148,14 @@ def load(workdir: str, mesh: jax.sharding.Mesh, what: str) -> Checkpoint:
     pure = ocp.load_checkpointables(path.as_posix(), {"params": placed})["params"]
   params = abstract
   nnx.replace_by_pure_dict(params, pure)
-  tokenizer = hf_tokenizer.load((epath.Path(workdir) / "tokenizer").as_posix())
-  return Checkpoint(
-    config, graphdef, params, tokenizer, Variant(**meta["prompt"]), int(meta["step"])
-  )
+  return config, graphdef, params, Variant(**meta["prompt"]), int(meta["step"])
+
+
+def _meta(workdir: str, what: str) -> dict[str, Any]:
+  require({what: workdir})
+  path = _folder(workdir) / str(max(_steps(workdir)))
+  with _quiet():
+    return ocp.load_checkpointables(path.as_posix(), {"meta": None})["meta"]
 
 
 def _folder(workdir: str) -> epath.Path:
