@@ -3,7 +3,11 @@
 import dataclasses
 import json
 import logging
+import os
 import pathlib
+import socket
+import subprocess
+import sys
 
 from flax import nnx
 import jax
@@ -193,3 +197,31 @@ def test_only_the_weights_have_to_fit(stage, mesh, tmp_path, monkeypatch):
   monkeypatch.setattr(budget, "device_bytes", lambda devices: size)
   export.run(_config(source=stage[0]), str(tmp_path), mesh)
   assert (pathlib.Path(tmp_path) / "export" / "config.json").is_file()
+
+
+@pytest.mark.slow
+def test_two_processes_read_exchange_and_write_as_one_does(folder, tmp_path):
+  """Each reads its rows; the first alone writes what both gather."""
+  with socket.socket() as s:
+    s.bind(("localhost", 0))
+    port = s.getsockname()[1]
+  command = [sys.executable, "-m", "her_jax.main", "--config=configs/export.py:tiny"]
+  command += [f"--workdir={tmp_path}", f"--config.source={folder}", "--config.cpu_devices=2"]
+  command += ["--config.mesh.fsdp=2", "--config.mesh.tensor=2", "--num_processes=2"]
+  command += [f"--coordinator_address=localhost:{port}", "--startup_timeout=120"]
+  environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  processes = [
+    subprocess.Popen(
+      [*command, f"--process_id={i}"],
+      cwd=pathlib.Path(__file__).parents[2],
+      env={**environment, "JAX_PLATFORMS": "cpu"},
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )  # fmt: skip
+    for i in range(2)
+  ]
+  outputs = [process.communicate(timeout=200)[0] for process in processes]
+  assert [process.returncode for process in processes] == [0, 0], outputs[0][-3000:]
+  for path in folder.iterdir():
+    assert (tmp_path / "export" / path.name).read_bytes() == path.read_bytes(), path.name
