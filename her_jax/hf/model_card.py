@@ -10,7 +10,7 @@ _CARD = """---
 
 # {title}
 
-A Qwen3 decoder of {size} parameters for role-play, trained with her_jax and written as
+A {kind} decoder of {size} parameters for role-play, trained with her_jax and written as
 {dtype} weights. A reply may hold the speaker's plan, inner thoughts and deeds beside what is
 said aloud: show other characters the spoken part and the deeds alone.
 
@@ -56,6 +56,7 @@ def text(config: ModelConfig, dtype: str, base_model: str, has_tokenizer: bool) 
   return _CARD.format(
     front="\n".join(front),
     title=f"{base_model.rpartition('/')[2]}, fine-tuned" if base_model else "Role-play model",
+    kind="Qwen3" if config.qk_norm else "Llama",
     size=_size(config.num_params()),
     dtype=dtype,
     base=f"Trained from `{base_model}`." if base_model else "The base model was not stated.",

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from her_jax.errors import ConfigError
 from her_jax.hf import export as hf_export
+from her_jax.hf import gguf
 from her_jax.hf import load as hf_load
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.models.config import PRESETS
@@ -78,7 +79,8 @@ def _tokenizer(
 ) -> PreTrainedTokenizerBase | None:
   """That of `config.tokenizer` or of the source; None where the source has none."""
   own = config.source if from_folder else (epath.Path(config.source) / "tokenizer").as_posix()
-  if not config.tokenizer and not (epath.Path(own) / "tokenizer.json").exists():
+  described = gguf.find(own) if from_folder else None
+  if not (config.tokenizer or described or (epath.Path(own) / "tokenizer.json").exists()):
     logging.warning(
       "%s holds no tokenizer.json, so the export has no tokenizer; --config.tokenizer adds one",
       own,
