@@ -1,7 +1,7 @@
 """The judge: a pairwise generative reward model, trained on judgements of reply pairs.
 
 python -m her_jax.main --config=configs/genrm.py:tiny --workdir=out/genrm --config.init_from=out/sft
-python -m her_jax.main --config=configs/genrm.py --workdir=/mnt/bucket/genrm --config.init_from=/models/Qwen3-32B
+python -m her_jax.main --config=configs/genrm.py:v5p-128 --workdir=/mnt/bucket/genrm --config.init_from=/models/Qwen3-32B
 """
 
 import ml_collections

@@ -1,7 +1,7 @@
 """Supervised fine-tuning on role-play scenes: plan, thoughts, deeds and speech.
 
     python -m her_jax.main --config=configs/sft.py:tiny --workdir=out/sft
-    python -m her_jax.main --config=configs/sft.py --workdir=/mnt/bucket/sft --config.init_from=/models/Qwen3-32B
+    python -m her_jax.main --config=configs/sft.py:v5p-128 --workdir=/mnt/bucket/sft --config.init_from=/models/Qwen3-32B
 
 Learning rate 2e-5 and global batch 32 are the paper's; warm-up, schedule and decay are open
 there and chosen here.
