@@ -1,8 +1,8 @@
 """Parameters -> Hugging Face folder, tensor by tensor: no host ever holds the model."""
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-import functools
+import collections
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 import json
 import math
 import os
@@ -25,8 +25,10 @@ DTYPES = ("float32", "bfloat16")
 # A file of this name lies in the folder until all the others are whole.
 INCOMPLETE = "INCOMPLETE"
 _INDEX = "model.safetensors.index.json"
-# Of one thread's turn.
-_TURN_BYTES = 16 * 2**20
+# What a thread makes ready for writing in one turn, and how many such wait for it.
+_PIECE_BYTES = 8 * 2**20
+_WORKERS = min(8, os.cpu_count() or 1)
+_WINDOW = _WORKERS + 1
 
 
 def export_model(
@@ -85,7 +87,7 @@ def export_model(
   weights = names.weights(params, config.vocab_size)
   shards = _plan(weights, kind.itemsize, max_shard_bytes)
   files = _file_names(len(shards))
-  with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+  with ThreadPoolExecutor(_WORKERS) as pool:
     for file, shard in zip(files, shards, strict=True):
       tensors = ((weight, _fetch(arrays[weight.path], weight, writes)) for weight in shard)
       if writes:
@@ -127,43 +129,49 @@ def _write_shard(
   dtype: np.dtype,
   pool: ThreadPoolExecutor,
 ) -> None:
-  """One weights file: the header first, then the tensors as they come."""
-  head, begins = tensor_file.layout([(w.name, w.hf_shape) for w in shard], dtype)
-  fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-  try:
-    tensor_file.write_at(fd, np.frombuffer(head, np.uint8), 0)
+  """One weights file: the header first, then the tensors as they come, from front to back."""
+  with open(path, "wb", buffering=0) as file:
+    tensor_file.write(file, tensor_file.header([(w.name, w.hf_shape) for w in shard], dtype))
     for weight, ours in tensors:
       theirs = weight.to_hf(ours)
-      turns = _turns(
-        fd, begins[weight.name], theirs if theirs.ndim > 1 else theirs[None], dtype
-      )
-      for done in [pool.submit(turn) for turn in turns]:
-        done.result()
-  finally:
-    os.close(fd)
+      for piece in _pieces(theirs if theirs.ndim > 1 else theirs[None], dtype, pool):
+        tensor_file.write(file, piece)
 
 
-def _turns(
-  fd: int, begin: int, matrix: np.ndarray, dtype: np.dtype
-) -> Iterator[Callable[[], None]]:
-  """What to call, in any order, to write a matrix of any strides row by row from `begin` on."""
-  row_bytes = matrix.shape[1] * dtype.itemsize
-  count = max(1, _TURN_BYTES // row_bytes)
-  for at in range(0, len(matrix), count):
-    rows, offset = matrix[at : at + count], begin + at * row_bytes
-    yield functools.partial(_write_rows, fd, offset, rows, dtype)
+def _pieces(
+  matrix: np.ndarray, dtype: np.dtype, pool: ThreadPoolExecutor
+) -> Iterator[np.ndarray]:
+  """Some rows of a matrix of any strides after the other, each piece contiguous and of `dtype`.
 
-
-def _write_rows(fd: int, offset: int, rows: np.ndarray, dtype: np.dtype) -> None:
-  if rows.flags.c_contiguous and rows.dtype == dtype:
-    tensor_file.write_at(fd, rows, offset)
+  While one is written the next are made, so many that no thread waits. The writing itself is
+  left to one thread: two take turns at the lock of a file and are slower than one.
+  """
+  if matrix.flags.c_contiguous and matrix.dtype == dtype:
+    yield matrix
     return
+  count = max(1, _PIECE_BYTES // (matrix.shape[1] * dtype.itemsize))
+  waiting: collections.deque[Future[np.ndarray]] = collections.deque()
+  for at in range(0, len(matrix), count):
+    waiting.append(pool.submit(_contiguous, matrix[at : at + count], dtype))
+    if len(waiting) > _WINDOW:
+      yield waiting.popleft().result()
+  while waiting:
+    yield waiting.popleft().result()
+
+
+def _contiguous(rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
+  """A copy, made strip by strip."""
+  out = np.empty(rows.shape, dtype)
   strip = np.empty((min(2 * tensor_file.STRIP, len(rows)), rows.shape[1]), rows.dtype)
   for at in range(0, len(rows), len(strip)):
     piece = rows[at : at + len(strip)]
-    tensor_file.copy_strip(piece, strip[: len(piece)])
-    cast = strip[: len(piece)].astype(dtype, copy=False)
-    tensor_file.write_at(fd, cast, offset + at * cast[:1].nbytes)
+    here = out[at : at + len(piece)]
+    if rows.dtype == dtype:
+      tensor_file.copy_strip(piece, here)
+    else:
+      tensor_file.copy_strip(piece, strip[: len(piece)])
+      here[...] = strip[: len(piece)]
+  return out
 
 
 def _check(config: ModelConfig, params: nnx.State) -> None:

@@ -13,7 +13,7 @@ import math
 import os
 from pathlib import Path
 import struct
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -112,29 +112,23 @@ def _parse(path: Path, fd: int) -> dict[str, Tensor]:
   return found
 
 
-def layout(
-  tensors: Iterable[tuple[str, tuple[int, ...]]], dtype: np.dtype
-) -> tuple[bytes, dict[str, int]]:
-  """The start of a file that will hold `tensors`, and where each begins in it.
+def header(tensors: Iterable[tuple[str, tuple[int, ...]]], dtype: np.dtype) -> np.ndarray:
+  """All bytes of a file before the first tensor.
 
   Args:
-    tensors: Name and shape of each, in the order in which they will lie.
+    tensors: Name and shape of each, in the order in which they will follow.
     dtype: Of all of them.
-
-  Returns:
-    All bytes before the first tensor; the offset of every tensor from the start of the file.
   """
   entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-  begins, end = {}, 0
+  end = 0
   for name, shape in tensors:
-    begins[name], end = end, end + math.prod(shape) * dtype.itemsize
+    begin, end = end, end + math.prod(shape) * dtype.itemsize
     entries[name] = {
-      "dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [begins[name], end]
+      "dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]
     }  # fmt: skip
   text = json.dumps(entries, separators=(",", ":")).encode()
   text += b" " * (-len(text) % 8)  # So that the tensors lie at multiples of eight bytes.
-  head = struct.pack("<Q", len(text)) + text
-  return head, {name: len(head) + begin for name, begin in begins.items()}
+  return np.frombuffer(struct.pack("<Q", len(text)) + text, np.uint8)
 
 
 def copy_strip(source: np.ndarray, out: np.ndarray) -> None:
@@ -148,9 +142,8 @@ def copy_strip(source: np.ndarray, out: np.ndarray) -> None:
     out[:, part] = source[:, part]
 
 
-def write_at(fd: int, data: np.ndarray, offset: int) -> None:
-  """Writes a contiguous array at a place in a file."""
+def write(file: BinaryIO, data: np.ndarray) -> None:
+  """Appends a contiguous array to an unbuffered file."""
   rest = data.reshape(-1).view(np.uint8).data
   while rest:
-    done = os.pwrite(fd, rest, offset)
-    rest, offset = rest[done:], offset + done
+    rest = rest[file.write(rest) :]

@@ -32,8 +32,8 @@ _CONFIG = ModelConfig(
 )
 # The process kills itself, as `kill -9` does, when it is about to call this for the n-th time.
 _MOMENTS = {
-  "before the first weight": ("tensor_file.write_at", 1),
-  "within a file": ("tensor_file.write_at", 9),
+  "before the first weight": ("tensor_file.write", 1),
+  "within a file": ("tensor_file.write", 9),
   "between the last weight and the index": ("_write_json", 2),
   "between the index and the config": ("_write_json", 3),
   "with all written": ("pathlib.Path.unlink", 1),

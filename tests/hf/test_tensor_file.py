@@ -1,7 +1,6 @@
 """Headers of safetensors files: what the format's own library writes is read, and the reverse."""
 
 import json
-import os
 import struct
 
 import hypothesis
@@ -28,12 +27,10 @@ def _values(shapes, kind):
 
 
 def _written(path, values, kind):
-  head, begins = tensor_file.layout([(n, v.shape) for n, v in values.items()], kind)
-  fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-  tensor_file.write_at(fd, np.frombuffer(head, np.uint8), 0)
-  for name, value in values.items():
-    tensor_file.write_at(fd, value, begins[name])
-  os.close(fd)
+  with open(path, "wb", buffering=0) as file:
+    tensor_file.write(file, tensor_file.header([(n, v.shape) for n, v in values.items()], kind))
+    for value in values.values():
+      tensor_file.write(file, value)
 
 
 @hypothesis.settings(max_examples=30)
