@@ -170,7 +170,7 @@ def _contiguous(rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
       tensor_file.copy_strip(piece, here)
     else:
       tensor_file.copy_strip(piece, strip[: len(piece)])
-      here[...] = strip[: len(piece)]
+      tensor_file.cast(strip[: len(piece)], here)
   return out
 
 

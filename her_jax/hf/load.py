@@ -347,5 +347,5 @@ def _copy(tensor: Tensor, start: int, columns: slice, out: np.ndarray) -> None:
     piece = out[at : at + len(strip)]
     tensor.read_rows(start + at, strip[: len(piece)])
     if cast is not strip:
-      cast[: len(piece)] = strip[: len(piece)]
+      tensor_file.cast(strip[: len(piece)], cast[: len(piece)])
     tensor_file.copy_strip(cast[: len(piece), columns], piece)

@@ -57,6 +57,23 @@ def test_both_ways_agree_with_the_library(tmp_path_factory, shapes, kind):
         np.testing.assert_array_equal(out, value)
 
 
+@hypothesis.given(bits=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50))
+@hypothesis.example(
+  bits=[0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F7FFFFF, 0x3F808000, 0x3F818000]
+)
+def test_bfloat16_is_rounded_as_everywhere(bits):
+  """Infinities, halves, the largest numbers, and each NaN stays one."""
+  wide = np.array(bits, np.uint32).view(np.float32)
+  for values in (wide, wide[~np.isnan(wide)]):
+    half, again = np.empty(values.shape, ml_dtypes.bfloat16), np.empty_like(values)
+    with np.errstate(invalid="ignore"):
+      tensor_file.cast(values, half)
+      expected = values.astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(half, expected)
+    tensor_file.cast(half, again)
+    np.testing.assert_array_equal(again, half.astype(np.float32))
+
+
 def _entry(**changes):
   return {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]} | changes
 
