@@ -16,7 +16,7 @@ from her_jax.hf import export as hf_export
 from her_jax.hf import gguf
 from her_jax.hf import load as hf_load
 from her_jax.hf import tokenizer as hf_tokenizer
-from her_jax.models.config import PRESETS
+from her_jax.models.config import PRESETS, ModelConfig
 from her_jax.tasks import start
 from her_jax.training import budget, checkpoint
 
@@ -35,8 +35,7 @@ def run(
     _convert_folder(config, output, tokenizer, mesh)
   else:
     model = checkpoint.model_config(config.source, "config.source")
-    size = jnp.dtype(model.param_dtype).itemsize
-    budget.check_source(config.source, model, size, jax.devices())
+    _check_size(config, model, jnp.dtype(model.param_dtype).itemsize, tokenizer)
     model, _, params, *_ = checkpoint.load_params(config.source, mesh, "config.source")
     _write_folder(config, model, params, output, tokenizer)
   logging.info("exported to %s", output)
@@ -89,6 +88,18 @@ def _tokenizer(
   return hf_tokenizer.load(config.tokenizer or own)
 
 
+def _check_size(
+  config: ml_collections.ConfigDict,
+  model: ModelConfig,
+  itemsize: int,
+  tokenizer: PreTrainedTokenizerBase | None,
+) -> None:
+  """Raises where the model has too few rows for its tokenizer, or too much for the devices."""
+  if tokenizer is not None:
+    checkpoint.require_rows(model, tokenizer, f"--config.source={config.source}")
+  budget.check_source(config.source, model, itemsize, jax.devices())
+
+
 def _convert_folder(
   config: ml_collections.ConfigDict,
   output: str,
@@ -97,18 +108,14 @@ def _convert_folder(
 ) -> None:
   """Loads a Hugging Face folder in the dtype that is asked for, and writes it."""
   preset = PRESETS[config.model]
-  try:
-    size = jnp.dtype(config.dtype).itemsize
+  with start.damage_named("config.source", config.source):
     found = hf_load.read_config(config.source)
-    budget.check_source(config.source, found, size, jax.devices())
+  _check_size(config, found, jnp.dtype(config.dtype).itemsize, tokenizer)
+  with start.damage_named("config.source", config.source):
     model, _, params = hf_load.load(
       config.source, mesh=mesh, dtype=preset.dtype, param_dtype=config.dtype,
       remat=preset.remat, vocab_multiple=mesh.shape["tensor"],
     )  # fmt: skip
-  except budget.TooLarge:
-    raise
-  except ValueError as error:
-    raise ConfigError(f"config.source={config.source}: {error}") from None
   if config.format == "orbax":
     checkpoint.save(output, 0, model, params, tokenizer, start.variant(config))
   else:

@@ -112,17 +112,48 @@ def require(places: Mapping[str, str]) -> None:
     raise MissingCheckpoint("\n".join(missing))
 
 
-def load(workdir: str, mesh: jax.sharding.Mesh, what: str) -> Checkpoint:
+def require_rows(model: ModelConfig, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+  """Checks that the model has a row for each of the tokenizer's ids; it may have more.
+
+  Without the row, JAX looks up another one and says nothing.
+
+  Args:
+    source: what names the model, for the error.
+
+  Raises:
+    ConfigError: a row is missing, or the ids have gaps.
+  """
+  count, ids = len(tokenizer), max(tokenizer.get_vocab().values()) + 1
+  if ids > model.vocab_size:
+    raise ConfigError(
+      f"{source}: the tokenizer has {ids} ids, the model only {model.vocab_size} rows; pass the"
+      f" tokenizer that belongs to the model (--config.tokenizer)"
+    )
+  if ids > count:  # Ids from `count` on are taken for rows that only fill up.
+    raise ConfigError(
+      f"{source}: the tokenizer has {count} tokens and ids up to {ids - 1}; number them without"
+      f" gaps"
+    )
+
+
+def load(
+  workdir: str, mesh: jax.sharding.Mesh, what: str, tokenizer_folder: str = ""
+) -> Checkpoint:
   """Loads the newest checkpoint of a workdir onto a mesh, each device its own part.
 
   Args:
     what: the config field that names `workdir`, for the error.
+    tokenizer_folder: in the place of the workdir's own.
 
   Raises:
     MissingCheckpoint: there is none; the message says which stage writes it.
+    ConfigError: the tokenizer is another model's.
   """
+  model = model_config(workdir, what)
+  own = (epath.Path(workdir) / "tokenizer").as_posix()
+  tokenizer = hf_tokenizer.load(tokenizer_folder or own)
+  require_rows(model, tokenizer, f"--{what}={workdir}")
   config, graphdef, params, variant, step = load_params(workdir, mesh, what)
-  tokenizer = hf_tokenizer.load((epath.Path(workdir) / "tokenizer").as_posix())
   return Checkpoint(config, graphdef, params, tokenizer, variant, step)
 
 

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -186,6 +187,33 @@ def test_a_mistake_is_named_before_anything_is_written(
   with pytest.raises(expected, match=message.format(**places)):
     export.run(_config(**settings), str(tmp_path / "out"), mesh)
   assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("given", ["its own", "another"])
+@pytest.mark.parametrize(
+  "source, to", [("stage", "huggingface"), ("folder", "huggingface"), ("folder", "orbax")]
+)
+def test_a_tokenizer_with_more_ids_than_rows_is_refused(
+  source, to, given, stage, folder, mesh, tokenizer, tmp_path
+):
+  larger = hf_tokenizer.train(["Una waits. Una: Sit."], 320)
+  larger.add_tokens([f"<extra {i}>" for i in range(_CONFIG.vocab_size + 1 - len(larger))])
+  larger.save_pretrained(tmp_path / "larger")
+  place = {"stage": stage[0], "folder": folder}[source]
+  settings = {"tokenizer": tmp_path / "larger"}
+  if given == "its own":
+    place = shutil.copytree(place, tmp_path / "copy")
+    larger.save_pretrained(place / "tokenizer" if source == "stage" else place)
+    settings = {}
+  config = _config(source=place, format=to, output=tmp_path / "new", **settings)
+  message = f"--config.source={place}: the tokenizer has 331 ids, the model only 330 rows; pass"
+  with pytest.raises(ConfigError, match=message):
+    export.run(config, str(tmp_path), mesh)
+  assert not (tmp_path / "new").exists()
+  # One id less is one for each row.
+  tokenizer.save_pretrained(tmp_path / "fits")
+  config.tokenizer = str(tmp_path / "fits")
+  export.run(config, str(tmp_path), mesh)
 
 
 def test_only_the_weights_have_to_fit(stage, mesh, tmp_path, monkeypatch):
