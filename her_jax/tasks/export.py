@@ -69,7 +69,7 @@ def _check(config: ml_collections.ConfigDict, output: str, from_folder: bool) ->
         f"config.format=orbax converts a Hugging Face folder, and {config.source} is the workdir"
         f" of a stage: use it as it is"
       )
-    if (pathlib.Path(output) / "checkpoints").exists():
+    if checkpoint.is_finished(output):
       raise FileExistsError(f"{output} already holds checkpoints: pass a new folder")
 
 
@@ -117,6 +117,7 @@ def _convert_folder(
       remat=preset.remat, vocab_multiple=mesh.shape["tensor"],
     )  # fmt: skip
   if config.format == "orbax":
+    checkpoint.clear_unfinished(output)
     checkpoint.save(output, 0, model, params, tokenizer, start.variant(config))
   else:
     _write_folder(config, model, params, output, tokenizer)

@@ -93,6 +93,18 @@ def clear(workdir: str, *sources: str) -> None:
     shutil.rmtree(_folder(workdir), ignore_errors=True)
 
 
+def is_finished(workdir: str) -> bool:
+  """Whether a checkpoint lies there whole: one that was broken off has another name."""
+  return bool(_steps(workdir))
+
+
+def clear_unfinished(workdir: str) -> None:
+  """Removes what a save that was broken off has left."""
+  if jax.process_index() == 0 and _folder(workdir).exists():
+    for path in _folder(workdir).glob("*.orbax-checkpoint-tmp*"):
+      shutil.rmtree(path)
+
+
 def require(places: Mapping[str, str]) -> None:
   """Checks that there is a checkpoint in each of several workdirs.
 
