@@ -15,7 +15,6 @@ from her_jax.errors import ConfigError
 from her_jax.hf import export as hf_export
 from her_jax.hf import gguf
 from her_jax.hf import load as hf_load
-from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.models.config import PRESETS, ModelConfig
 from her_jax.tasks import start
 from her_jax.training import budget, checkpoint
@@ -85,7 +84,7 @@ def _tokenizer(
       own,
     )
     return None
-  return hf_tokenizer.load(config.tokenizer or own)
+  return checkpoint.read_tokenizer(config.tokenizer or own)
 
 
 def _check_size(

@@ -22,7 +22,7 @@ from her_jax.models.config import PRESETS
 from her_jax.rl.judge import Judge
 from her_jax.roleplay import chat, judging, principles, prompts, schema
 from her_jax.roleplay.schema import PreferencePair, Trajectory
-from her_jax.training import checkpoint
+from her_jax.training import checkpoint, workdirs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +87,8 @@ def start_model(
   source = pathlib.Path(config.init_from)
   if config.init_from and is_hugging_face(source):
     preset = PRESETS[config.model]
+    tokenizer = checkpoint.read_tokenizer(config.tokenizer or config.init_from)
     with damage_named("config.init_from", config.init_from):
-      tokenizer = hf_tokenizer.load(config.tokenizer or config.init_from)
       found = hf_load.read_config(source)
     checkpoint.require_rows(found, tokenizer, f"--config.init_from={source}")
     with damage_named("config.init_from", config.init_from):
@@ -101,7 +101,7 @@ def start_model(
     require_folder(source, "config.init_from")
     return checkpoint.load(config.init_from, mesh, "config.init_from", config.tokenizer)
   if config.tokenizer:
-    tokenizer = hf_tokenizer.load(config.tokenizer)
+    tokenizer = checkpoint.read_tokenizer(config.tokenizer)
   else:
     tokenizer = hf_tokenizer.train(_texts(scenes.train), config.tokenizer_vocab)
   model = PRESETS[config.model]
@@ -128,11 +128,15 @@ def is_hugging_face(path: pathlib.Path) -> bool:
 
 
 def require_folder(folder: pathlib.Path, field: str) -> None:
-  """Raises MissingCheckpoint, naming the field of the config, unless the folder is there."""
+  """Raises MissingCheckpoint, naming the field of the config, unless it may be a workdir."""
+  takes = "it takes a folder in Hugging Face format, a .gguf file or the workdir of a stage"
   if not folder.is_dir():
+    raise checkpoint.MissingCheckpoint(f"--{field}={folder}: no such folder; {takes}")
+  if not checkpoint.is_finished(folder.as_posix()) and (found := workdirs.model_in(folder)):
     raise checkpoint.MissingCheckpoint(
-      f"--{field}={folder}: no such folder; it takes a folder in Hugging Face format, a .gguf"
-      f" file or the workdir of an earlier stage"
+      f"--{field}={folder} holds {found} and neither *.safetensors nor a .gguf file, of which"
+      f" alone weights are read; save the model with safetensors (transformers:"
+      f" save_pretrained), or copy the files that are missing"
     )
 
 

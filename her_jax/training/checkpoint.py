@@ -124,6 +124,17 @@ def require(places: Mapping[str, str]) -> None:
     raise MissingCheckpoint("\n".join(missing))
 
 
+def read_tokenizer(folder: str) -> PreTrainedTokenizerBase:
+  """`hf_tokenizer.load`, with a ConfigError that names the folder where a file is broken."""
+  try:
+    return hf_tokenizer.load(folder)
+  except (FileNotFoundError, ConfigError):
+    raise
+  except Exception as error:  # tokenizers raises just that, transformers what it stumbles over.
+    said = error if isinstance(error, ValueError | OSError) else repr(error)
+    raise ConfigError(f"the tokenizer in {folder} cannot be read: {said}") from None
+
+
 def require_rows(model: ModelConfig, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
   """Checks that the model has a row for each of the tokenizer's ids; it may have more.
 
@@ -163,7 +174,7 @@ def load(
   """
   model = model_config(workdir, what)
   own = (epath.Path(workdir) / "tokenizer").as_posix()
-  tokenizer = hf_tokenizer.load(tokenizer_folder or own)
+  tokenizer = read_tokenizer(tokenizer_folder or own)
   require_rows(model, tokenizer, f"--{what}={workdir}")
   config, graphdef, params, variant, step = load_params(workdir, mesh, what)
   return Checkpoint(config, graphdef, params, tokenizer, variant, step)
@@ -187,8 +198,7 @@ def load_params(
     _pure(abstract),
     _pure(sharding.shardings(abstract, mesh)),
   )
-  with _quiet():
-    pure = ocp.load_checkpointables(path.as_posix(), {"params": placed})["params"]
+  pure = _read(path, "params", placed)
   params = abstract
   nnx.replace_by_pure_dict(params, pure)
   return config, graphdef, params, Variant(**meta["prompt"]), int(meta["step"])
@@ -197,8 +207,25 @@ def load_params(
 def _meta(workdir: str, what: str) -> dict[str, Any]:
   require({what: workdir})
   path = _folder(workdir) / str(max(_steps(workdir)))
-  with _quiet():
-    return ocp.load_checkpointables(path.as_posix(), {"meta": None})["meta"]
+  return _read(path, "meta", None)
+
+
+def _read(path: epath.Path, part: str, abstract: Any) -> Any:
+  """One part of a checkpoint, or a ConfigError with what Orbax says of it."""
+  try:
+    with _quiet():
+      return ocp.load_checkpointables(path.as_posix(), {part: abstract})[part]
+  except (MemoryError, jax.errors.JaxRuntimeError):
+    raise
+  except Exception as error:  # Of a dozen types, by what is wrong where.
+    first: BaseException = error
+    while first.__cause__ is not None:
+      first = first.__cause__
+    said = " ".join(str(first).split())
+    raise ConfigError(
+      f"{path} cannot be read, a file is damaged or missing; copy it again, or run the stage that"
+      f" writes it. Orbax says of its {part}: {said[:160]}"
+    ) from error
 
 
 def _folder(workdir: str) -> epath.Path:

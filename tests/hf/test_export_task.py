@@ -27,7 +27,7 @@ from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.models.config import ModelConfig
 from her_jax.roleplay import chat
 from her_jax.roleplay.prompts import Variant
-from her_jax.tasks import export
+from her_jax.tasks import export, start
 from her_jax.training import budget, checkpoint
 
 _CONFIG = ModelConfig(
@@ -186,6 +186,53 @@ def test_a_mistake_is_named_before_anything_is_written(
   expected = (ConfigError, checkpoint.MissingCheckpoint)
   with pytest.raises(expected, match=message.format(**places)):
     export.run(_config(**settings), str(tmp_path / "out"), mesh)
+  assert not (tmp_path / "out").exists()
+
+
+_PYTORCH = "holds pytorch_model.* and neither .*safetensors nor a .gguf .* save_pretrained"
+# What to do with a Hugging Face folder -> what is said. None removes the file.
+_BROKEN_FOLDERS = {
+  "weights that are cut": ({"model.safetensors": 100}, "no safetensors file, or a part of one"),
+  "an index that is cut": ({"model.safetensors.index.json": b"{"}, "index.json is broken"),
+  "a config that is cut": ({"config.json": 20}, "config.json"),
+  "a tokenizer that is cut": ({"tokenizer.json": 20}, "tokenizer in .* cannot be read"),
+  "another tokenizer": ({"tokenizer.json": b"[]"}, "tokenizer in .* cannot be read"),
+  "one file of PyTorch's": (
+    {"model.safetensors": None, "pytorch_model.bin": b""},
+    _PYTORCH,
+  ),
+  "several files of PyTorch's": (
+    {"model.safetensors": None, "pytorch_model-00001-of-00002.bin": b"", "config.json": None},
+    _PYTORCH,
+  ),
+  "no weights": ({"model.safetensors": None}, "holds config.json and neither"),
+  "nothing of a model": (
+    {"model.safetensors": None, "config.json": None},
+    "no checkpoint under .*copy/checkpoints",
+  ),
+}
+
+
+@pytest.mark.parametrize("task", ["export", "training"])
+@pytest.mark.parametrize("broken", _BROKEN_FOLDERS)
+def test_a_broken_folder_is_named_with_what_is_wrong(broken, task, folder, mesh, tmp_path):
+  copy = shutil.copytree(folder, tmp_path / "copy")
+  changes, message = _BROKEN_FOLDERS[broken]
+  for name, content in changes.items():
+    if content is None:
+      (copy / name).unlink()
+    else:
+      whole = content if isinstance(content, bytes) else (copy / name).read_bytes()[:content]
+      (copy / name).write_bytes(whole)
+  field = {"export": "source", "training": "init_from"}[task]
+  with pytest.raises((ConfigError, checkpoint.MissingCheckpoint), match=message) as error:
+    if task == "export":
+      export.run(_config(source=copy), str(tmp_path / "out"), mesh)
+    else:
+      start.start_model(_config(init_from=copy), mesh, start.Scenes([], []))
+  assert str(copy) in str(error.value) and "\n" not in str(error.value)
+  if "tokenizer" not in broken and "config" not in broken:
+    assert f"config.{field}" in str(error.value)
   assert not (tmp_path / "out").exists()
 
 

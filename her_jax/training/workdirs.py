@@ -1,0 +1,46 @@
+"""What a folder must not hold where a run is to write its results."""
+
+import json
+import pathlib
+
+from her_jax.errors import ConfigError
+from her_jax.hf.export import INCOMPLETE
+
+_WEIGHTS = ("*.safetensors", "*.gguf", "pytorch_model*.bin")
+
+
+def model_in(folder: pathlib.Path) -> str | None:
+  """Name of a file by which the folder is a model's; None if it is none.
+
+  A run writes a `config.json` too, of other content.
+  """
+  for pattern in _WEIGHTS:
+    if found := sorted(path.name for path in folder.glob(pattern)):
+      return found[0]
+  try:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+  except (OSError, ValueError):
+    return None
+  theirs = isinstance(config, dict) and "model_type" in config and "task" not in config
+  return "config.json" if theirs else None
+
+
+def refuse_model(folder: str, field: str) -> None:
+  """A run writes `config.json` and more into its folder: not beside the weights of a model.
+
+  An export that was broken off is no model yet, and may be begun anew.
+
+  Args:
+    field: The flag that names the folder, for the error.
+
+  Raises:
+    ConfigError: A model lies there.
+  """
+  path = pathlib.Path(folder)
+  if (path / INCOMPLETE).exists():
+    return
+  if found := model_in(path):
+    raise ConfigError(
+      f"--{field}={folder} is the folder of a model, it holds {found}: the run would overwrite"
+      f" its files; choose another folder"
+    )
