@@ -68,6 +68,18 @@ _MISTAKES = {
   "no config": ((), ("config",)),
   "an argument without dashes": ((_SFT, "config.steps=3"), ("config.steps=3",)),
   "unknown task": ((_SFT, "--config.task=sftt"), ("'sftt'", "genrm")),
+  "unknown remat": (
+    (_SFT, "--config.remat=nonsense"),
+    ("config.remat", "'nonsense'", "full, attention, projections, minimal, none"),
+  ),
+  "unknown remat of a stage": (
+    ("--config=configs/quickstart.py", "--config.rl.remat=nonsense"),
+    ("config.rl.remat", "'nonsense'", "minimal"),
+  ),
+  "unknown model to export": (
+    ("--config=configs/export.py:tiny", "--config.source={folder}", "--config.model=foo"),
+    ("config.model", "'foo'", "qwen3-32b"),
+  ),
   "unknown model": ((_SFT, "--config.model=qwen4"), ("qwen4", "qwen3-32b")),
   "missing data file": (
     (_SFT, *_QUICK, "--config.data.scenes={folder}/none.jsonl"),
