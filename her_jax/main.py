@@ -22,7 +22,7 @@ from ml_collections import config_flags
 
 from her_jax import command_line, cpu_backend, distributed, sharding
 from her_jax.errors import ConfigError
-from her_jax.training import budget
+from her_jax.training import budget, workdirs
 
 TASKS = ("sft", "genrm", "rl", "evaluate", "export", "quickstart")
 
@@ -57,6 +57,7 @@ def main(argv: Sequence[str]) -> None:
     raise ConfigError(f"config.seed is {config.seed}; it must be 0 or more")
   command_line.check_names(config)
   _refuse_own_inputs(config, workdir)
+  workdirs.refuse_model(workdir, "workdir")
 
   # At INFO, JAX tells of each kind of device that this machine does not have.
   standard_logging.getLogger("jax._src.xla_bridge").setLevel(standard_logging.WARNING)

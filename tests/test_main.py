@@ -9,6 +9,8 @@ import sys
 import pytest
 
 from data_pipeline import samples
+from her_jax.errors import ConfigError
+from her_jax.training import workdirs
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -178,3 +180,59 @@ def test_a_misspelt_speaker_is_named(tmp_path):
   path = _misspelt_speaker(tmp_path)
   done = _run(_SFT, *_QUICK, f"--config.data.scenes={path}", workdir=tmp_path / "out")
   _assert_one_message(done, f"{path}:2", "turns[0].speaker: 'Nobody'")
+
+
+_HF_CONFIG = '{"model_type": "qwen3"}'
+_MODELS = {
+  "safetensors": {"model.safetensors": "weights"},
+  "a part of safetensors": {"model-00002-of-00003.safetensors": "weights"},
+  "gguf": {"qwen3-q8_0.gguf": "weights"},
+  "pytorch": {"pytorch_model.bin": "weights"},
+  "a part of pytorch": {"pytorch_model-00001-of-00002.bin": "weights"},
+  "a config alone": {"config.json": _HF_CONFIG},
+}
+
+
+@pytest.mark.parametrize("trailing", ["", "/", "/../model"])
+@pytest.mark.parametrize("model", _MODELS)
+def test_a_workdir_that_holds_a_model_is_refused(model, trailing, tmp_path):
+  folder = tmp_path / "model"
+  folder.mkdir()
+  files = {"config.json": _HF_CONFIG, **_MODELS[model]}
+  for name, text in files.items():
+    (folder / name).write_text(text)
+  with pytest.raises(
+    ConfigError, match="--workdir=.* is the folder of a model.*choose another"
+  ):
+    workdirs.refuse_model(f"{folder}{trailing}", "workdir")
+
+
+@pytest.mark.parametrize(
+  "files",
+  [
+    {},
+    {"config.json": '{"task": "sft", "model": "tiny"}', "metrics.jsonl": ""},
+    {"config.json": '{"task": "sft", "model_type": "of a config that has it"}'},
+    {"config.json": "{"},
+    {"config.json": "[]"},
+    # The export before this one was broken off.
+    {"INCOMPLETE": "", "model.safetensors": "weights"},
+  ],
+  ids=["nothing", "a run", "a run's own field", "cut", "a list", "a broken-off export"],
+)
+def test_a_workdir_of_an_earlier_run_is_not_refused(files, tmp_path):
+  for name, text in files.items():
+    (tmp_path / name).write_text(text)
+  workdirs.refuse_model(str(tmp_path), "workdir")
+  workdirs.refuse_model(str(tmp_path / "new"), "workdir")
+
+
+def test_no_file_of_a_model_is_touched(tmp_path):
+  files = {"config.json": _HF_CONFIG, "model.safetensors": "weights"}
+  for name, text in files.items():
+    (tmp_path / name).write_text(text)
+  done = _run(_SFT, *_QUICK, workdir=tmp_path)
+  _assert_one_message(
+    done, f"--workdir={tmp_path} is the folder of a model", "model.safetensors"
+  )
+  assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files

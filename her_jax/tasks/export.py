@@ -17,7 +17,7 @@ from her_jax.hf import gguf
 from her_jax.hf import load as hf_load
 from her_jax.models.config import PRESETS, ModelConfig
 from her_jax.tasks import start
-from her_jax.training import budget, checkpoint
+from her_jax.training import budget, checkpoint, workdirs
 
 _FORMATS = ("huggingface", "orbax")
 
@@ -58,6 +58,12 @@ def _check(config: ml_collections.ConfigDict, output: str, from_folder: bool) ->
     )
   if os.path.realpath(config.source) == os.path.realpath(output):
     raise ConfigError(f"config.output={output} is the source itself; choose another folder")
+  # An export that was broken off is begun anew, but not as a workdir: its weights would be read.
+  begun = (
+    config.format == "huggingface" and (pathlib.Path(output) / hf_export.INCOMPLETE).exists()
+  )
+  if (old := workdirs.weights_in(pathlib.Path(output))) and not begun:
+    raise FileExistsError(f"{output} already holds {old}: delete them or pass a new folder")
   if not from_folder:
     if "://" not in config.source:
       start.require_folder(pathlib.Path(config.source), "config.source")

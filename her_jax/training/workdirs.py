@@ -9,14 +9,18 @@ from her_jax.hf.export import INCOMPLETE
 _WEIGHTS = ("*.safetensors", "*.gguf", "pytorch_model*.bin")
 
 
+def weights_in(folder: pathlib.Path) -> list[str]:
+  """Names of the files that hold a model's weights, in any format that transformers loads."""
+  return sorted(path.name for pattern in _WEIGHTS for path in folder.glob(pattern))
+
+
 def model_in(folder: pathlib.Path) -> str | None:
   """Name of a file by which the folder is a model's; None if it is none.
 
   A run writes a `config.json` too, of other content.
   """
-  for pattern in _WEIGHTS:
-    if found := sorted(path.name for path in folder.glob(pattern)):
-      return found[0]
+  if found := weights_in(folder):
+    return found[0]
   try:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
   except (OSError, ValueError):

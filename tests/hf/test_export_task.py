@@ -263,6 +263,19 @@ def test_a_tokenizer_with_more_ids_than_rows_is_refused(
   export.run(config, str(tmp_path), mesh)
 
 
+@pytest.mark.parametrize("to", ["huggingface", "orbax"])
+@pytest.mark.parametrize(
+  "name", ["model-00001-of-00002.safetensors", "model.gguf", "pytorch_model.bin"]
+)
+def test_nothing_is_written_beside_the_weights_of_a_model(name, to, folder, mesh, tmp_path):
+  files = {name: "weights", "config.json": "{}", "tokenizer.json": "{}"}
+  for file, text in files.items():
+    (tmp_path / file).write_text(text)
+  with pytest.raises(FileExistsError, match=f"already holds .*{name}"):
+    export.run(_config(source=folder, output=tmp_path, format=to), "", mesh)
+  assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
+
+
 def test_only_the_weights_have_to_fit(stage, mesh, tmp_path, monkeypatch):
   """Four bytes a parameter: no moments, no gradients."""
   size = 4 * _CONFIG.num_params()
