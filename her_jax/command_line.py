@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 import errno
 import functools
 import os
+import re
 import runpy
 import sys
 from typing import Any, get_args
@@ -20,9 +21,11 @@ from her_jax.training.loop import NotFinite
 _EXPECTED = (
   DataError, ConfigError, NotFinite, FileNotFoundError, FileExistsError, NotADirectoryError,
 )  # fmt: skip
-# Of an OSError, what the disk lacks.
+# Of what a disk refuses: that it is full, or that it may not be written.
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
+# How libraries in Rust ("os error 28") and TensorStore ("os_error_code='28'") pass it on.
+_ERROR_NUMBER = re.compile(r"\bos[ _]error(?:_code=')? ?(\d+)")
 
 
 def run(
@@ -40,13 +43,10 @@ def run(
     app.run(main, flags_parser=parse)
   except _EXPECTED as error:
     message = str(error)
-  except OSError as error:
-    if error.errno in _NO_SPACE:
-      message = f"{error}. The disk is full: make room, or take another folder, and start again"
-    elif error.errno in _NO_WRITING:
-      message = f"{error}. Take another folder, or one that may be read and written"
-    else:
+  except Exception as error:
+    if (disk := _of_disk(error)) is None:
       raise
+    message = disk
   else:
     return
   print(f"{program}: {message}", file=sys.stderr)
@@ -74,6 +74,19 @@ def parse_flags(argv: Sequence[str], program: str = "her_jax", default: str = ""
       message = ". ".join(filter(None, ["no such config field: " + " or ".join(unknown), hint]))
     print(f"{program}: {message}", file=sys.stderr)
     sys.exit(2)
+
+
+def _of_disk(error: Exception) -> str | None:
+  """The message, where it is the disk that is at fault."""
+  number = error.errno if isinstance(error, OSError) else None
+  if number is None and (found := _ERROR_NUMBER.search(str(error))):
+    number = int(found[1])
+  said = " ".join(str(error).split())
+  if number in _NO_SPACE:
+    return f"{said}. The disk is full: make room, or take another folder, and start again"
+  if number in _NO_WRITING:
+    return f"{said}. Take a folder that may be written"
+  return None
 
 
 def check_names(config: ml_collections.ConfigDict, prefix: str = "config") -> None:

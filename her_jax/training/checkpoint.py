@@ -242,13 +242,19 @@ def _steps(workdir: str) -> list[int]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Keeps Orbax's account of its own work out of the run's log; warnings stay."""
-  before = logging.get_verbosity()
+  """Keeps Orbax's account of its own work out of the run's log; warnings stay.
+
+  So do not the tracebacks of its threads: what went wrong in them is raised.
+  """
+  before, logger = logging.get_verbosity(), logging.get_absl_logger()
+  no_traceback = lambda record: not record.exc_info
   logging.set_verbosity(logging.WARNING)
+  logger.addFilter(no_traceback)
   try:
     yield
   finally:
     logging.set_verbosity(before)
+    logger.removeFilter(no_traceback)
 
 
 def _pure(params: nnx.State) -> Any:

@@ -287,6 +287,38 @@ def test_only_the_weights_have_to_fit(stage, mesh, tmp_path, monkeypatch):
   assert (pathlib.Path(tmp_path) / "export" / "config.json").is_file()
 
 
+_LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv.pop(1))))
+from her_jax import main
+main.run()
+"""
+
+
+@pytest.mark.parametrize(
+  "to, limit",
+  [
+    ("huggingface", 8_000),  # Of tokenizer.json; the weights are larger.
+    ("huggingface", 40_000),
+    ("orbax", 8_000),
+    ("orbax", 40_000),
+  ],
+)
+def test_a_disk_that_is_full_is_told_in_one_line(to, limit, folder, mesh, tmp_path):
+  """As a limit of the size of a file; its message differs only in the words of the system."""
+  command = [sys.executable, "-c", _LIMITED, str(limit), "--config=configs/export.py:tiny"]
+  command += [f"--workdir={tmp_path}", f"--config.source={folder}", f"--config.format={to}"]
+  done = subprocess.run(
+    command, cwd=pathlib.Path(__file__).parents[2], capture_output=True, text=True, timeout=120,
+    env={k: v for k, v in os.environ.items() if k != "XLA_FLAGS"},
+  )  # fmt: skip
+  assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr[-3000:]
+  (told,) = [line for line in done.stderr.splitlines() if line.startswith("her_jax: ")]
+  assert "The disk is full: make room" in told
+  # What is left can be begun anew.
+  export.run(_config(source=folder, format=to), str(tmp_path), mesh)
+
+
 @pytest.mark.slow
 def test_two_processes_read_exchange_and_write_as_one_does(folder, tmp_path):
   """Each reads its rows; the first alone writes what both gather."""
