@@ -27,6 +27,22 @@ _NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
 # How libraries in Rust ("os error 28") and TensorStore ("os_error_code='28'") pass it on.
 _ERROR_NUMBER = re.compile(r"\bos[ _]error(?:_code=')? ?(\d+)")
 
+# Field -> what it names, and what there is.
+_NAMES = (
+  ("model", "preset", tuple(PRESETS)),
+  ("remat", "policy", ("", *get_args(Remat))),
+)
+# The least that a number may be -> the fields, where the task has them.
+_LEAST = {
+  0: ("seed", "steps", "eval_samples", "eval_pairs"),
+  1: (
+    "batch_size", "micro_batches", "log_every", "cpu_devices", "data.length",
+    "data.eval_length", "data.eval_batch_size",
+    *(f"{section}.{field}" for section in ("sampling", "judge")
+      for field in ("prompt_length", "max_new_tokens", "prompts_per_call")),
+  ),
+}  # fmt: skip
+
 
 def run(
   main: Callable[[Sequence[str]], Any], program: str = "her_jax", default: str = ""
@@ -89,24 +105,34 @@ def _of_disk(error: Exception) -> str | None:
   return None
 
 
-def check_names(config: ml_collections.ConfigDict, prefix: str = "config") -> None:
-  """Checks the model and the remat policy, of every stage where the config holds several.
+def check(config: ml_collections.ConfigDict, prefix: str = "config") -> None:
+  """Checks names and sizes, of every stage where the config holds several.
+
+  Later some would be told only behind minutes of compiling, when the checkpoints of an earlier
+  run are cleared already.
 
   Raises:
-    ConfigError: There is none of the name.
+    ConfigError: There is none of the name, or the size is none.
   """
-  for field, kind, names in (
-    ("model", "preset", tuple(PRESETS)),
-    ("remat", "policy", ("", *get_args(Remat))),
-  ):
+  for field, kind, names in _NAMES:
     if field in config and config[field] not in names:
       raise ConfigError(
         f"{prefix}.{field}: no {kind} {config[field]!r}; there are"
         f" {', '.join(filter(None, names))}"
       )
+  for least, fields in _LEAST.items():
+    for field in fields:
+      if _has(config, field.split(".")) and (size := _get(config, field)) < least:
+        raise ConfigError(f"{prefix}.{field} is {size}; it must be {least} or more")
+  rows = config.get("batch_size", 0)
+  if rows % config.get("micro_batches", 1):
+    raise ConfigError(
+      f"{prefix}.batch_size: {rows} rows cannot be split into micro_batches ="
+      f" {config.micro_batches}"
+    )
   for name, section in config.items():
     if isinstance(section, ml_collections.ConfigDict) and "task" in section:
-      check_names(section, f"{prefix}.{name}")
+      check(section, f"{prefix}.{name}")
 
 
 def _unknown_fields(argv: Sequence[str]) -> list[str]:
@@ -142,6 +168,10 @@ def _config_spec(argv: Sequence[str]) -> str:
   source = flags.DEFINE_string("config", None, "", flag_values=plain)
   plain(argv, known_only=True)
   return source.value or ""
+
+
+def _get(config: ml_collections.ConfigDict, field: str) -> Any:
+  return functools.reduce(lambda section, name: section[name], field.split("."), config)
 
 
 def _has(config: ml_collections.ConfigDict, path: Sequence[str]) -> bool:

@@ -53,9 +53,7 @@ def main(argv: Sequence[str]) -> None:
   if config.task not in TASKS:
     raise app.UsageError(f"no task {config.task!r}; there are {', '.join(TASKS)}")
 
-  if config.seed < 0:
-    raise ConfigError(f"config.seed is {config.seed}; it must be 0 or more")
-  command_line.check_names(config)
+  command_line.check(config)
   _refuse_own_inputs(config, workdir)
   workdirs.refuse_model(workdir, "workdir")
 

@@ -269,7 +269,7 @@ def print_results(results: Sequence[Result]) -> None:
 
 def _check(config: ml_collections.ConfigDict, pod_name: str) -> None:
   """Raises, before anything is compiled, what can be told without."""
-  command_line.check_names(config)
+  command_line.check(config)
   if pod_name not in pods.PODS:
     raise ConfigError(f"config.pod: no pod {pod_name!r}; there are {', '.join(pods.PODS)}")
   if config.task not in _TASKS:

@@ -144,6 +144,25 @@ _MISTAKES = {
     (_SFT, *_QUICK, "--config.micro_batches=3"),
     ("2 rows", "micro_batches = 3"),
   ),
+  "prompts that micro-batches do not divide": (
+    ("--config=configs/rl.py:tiny", "--config.micro_batches=7"),
+    ("rl.prompts_per_step: ", "micro_batches = 7"),
+  ),
+  **{
+    f"{field} = {value}": (
+      (f"--config=configs/{task}.py:tiny", f"--config.{field}={value}"),
+      (f"config.{field} is {value}; it must be {value + 1} or more",),
+    )
+    for task, field, value in (
+      ("sft", "batch_size", 0),
+      ("sft", "micro_batches", 0),
+      ("genrm", "log_every", 0),
+      ("rl", "sampling.prompts_per_call", 0),
+      ("rl", "judge.max_new_tokens", 0),
+      ("evaluate", "data.eval_batch_size", 0),
+      ("sft", "steps", -1),
+    )
+  },
   "a mesh that does not fit": ((_SFT, *_QUICK, "--config.mesh.tensor=3"), ("tensor=3",)),
   "a model that is too large": (
     ("--config=configs/sft.py:qwen3-32b",),
@@ -165,9 +184,11 @@ def _assert_one_message(done: subprocess.CompletedProcess, *parts: str) -> None:
 def test_a_mistake_gives_one_clear_message(mistake, tmp_path):
   arguments, parts = _MISTAKES[mistake]
   put = lambda text: text.replace("{folder}", str(tmp_path)).replace("{name}", tmp_path.name)
+  earlier = tmp_path / "out" / "checkpoints" / "7"
+  earlier.mkdir(parents=True)
   done = _run(*map(put, arguments), workdir=tmp_path / "out")
   _assert_one_message(done, *map(put, parts))
-  assert not (tmp_path / "out" / "checkpoints").exists()
+  assert list(earlier.parent.iterdir()) == [earlier]  # That of an earlier run is still there.
 
 
 def test_a_line_that_is_cut_is_named(tmp_path):
