@@ -63,8 +63,6 @@ def run(
     if (disk := _of_disk(error)) is None:
       raise
     message = disk
-  else:
-    return
   print(f"{program}: {message}", file=sys.stderr)
   sys.exit(1)
 

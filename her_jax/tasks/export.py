@@ -74,8 +74,12 @@ def _check(config: ml_collections.ConfigDict, output: str, from_folder: bool) ->
         f"config.format=orbax converts a Hugging Face folder, and {config.source} is the workdir"
         f" of a stage: use it as it is"
       )
-    if checkpoint.is_finished(output):
-      raise FileExistsError(f"{output} already holds checkpoints: pass a new folder")
+    _refuse_checkpoints(output)
+
+
+def _refuse_checkpoints(output: str) -> None:
+  if checkpoint.is_finished(output):
+    raise FileExistsError(f"{output} already holds checkpoints: pass a new folder")
 
 
 def _tokenizer(
@@ -122,8 +126,10 @@ def _convert_folder(
       remat=preset.remat, vocab_multiple=mesh.shape["tensor"],
     )  # fmt: skip
   if config.format == "orbax":
-    checkpoint.clear_unfinished(output)
-    checkpoint.save(output, 0, model, params, tokenizer, start.variant(config))
+    with workdirs.alone_in(output):
+      _refuse_checkpoints(output)  # Another run may have come to its end by now.
+      checkpoint.clear_unfinished(output)
+      checkpoint.save(output, 0, model, params, tokenizer, start.variant(config))
   else:
     _write_folder(config, model, params, output, tokenizer)
 
@@ -135,6 +141,7 @@ def _write_folder(
   output: str,
   tokenizer: PreTrainedTokenizerBase | None,
 ) -> None:
-  hf_export.export_model(
-    model, params, output, tokenizer, config.dtype, base_model=config.base_model
-  )
+  with workdirs.alone_in(output):
+    hf_export.export_model(
+      model, params, output, tokenizer, config.dtype, base_model=config.base_model
+    )

@@ -1,7 +1,13 @@
 """What a folder must not hold where a run is to write its results."""
 
+from collections.abc import Iterator
+import contextlib
+import fcntl
 import json
+import os
 import pathlib
+
+import jax
 
 from her_jax.errors import ConfigError
 from her_jax.hf.export import INCOMPLETE
@@ -48,3 +54,32 @@ def refuse_model(folder: str, field: str) -> None:
       f"--{field}={folder} is the folder of a model, it holds {found}: the run would overwrite"
       f" its files; choose another folder"
     )
+
+
+@contextlib.contextmanager
+def alone_in(folder: str) -> Iterator[None]:
+  """Makes the folder, and keeps other runs of this machine out until the block ends.
+
+  The lock is on the folder itself and goes with the process, also one that is killed. A mounted
+  bucket may know no locks: nothing is kept out there.
+
+  Raises:
+    ConfigError: Another run is in.
+  """
+  if jax.process_index() != 0:  # The first process stands for all of its run.
+    yield
+    return
+  pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+  descriptor = os.open(folder, os.O_RDONLY)
+  try:
+    try:
+      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise ConfigError(
+        f"{folder}: another run is writing into this folder; wait for its end, or choose another"
+      ) from None
+    except OSError:
+      pass
+    yield
+  finally:
+    os.close(descriptor)

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from configs import export as export_config
 from her_jax import sharding
+from her_jax.errors import ConfigError
 from her_jax.hf import export
 from her_jax.hf.load import load
 from her_jax.models.config import ModelConfig
@@ -158,3 +159,33 @@ def test_a_killed_export_to_a_workdir_can_be_run_again(moments, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     with pytest.raises(FileExistsError, match="already holds checkpoints"):
       export_task.run(config, str(folder), mesh)
+
+
+_HOLDER = """
+import sys, time
+from her_jax.training import workdirs
+
+with workdirs.alone_in(sys.argv[1]):
+  print("in", flush=True)
+  time.sleep(100)
+"""
+
+
+def test_two_exports_do_not_write_into_one_folder(tmp_path):
+  """Each would take the other's files for those of one that was broken off."""
+  export.export_model(_CONFIG, params(), tmp_path / "source")
+  mesh = sharding.make_mesh(devices=jax.devices()[:1])
+  environment = {**os.environ, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"}
+  for to in ("huggingface", "orbax"):
+    output = tmp_path / to
+    config = export_config.get_config("tiny")
+    config.update({"source": str(tmp_path / "source"), "output": str(output), "format": to})
+    command = [sys.executable, "-c", _HOLDER, str(output)]
+    with subprocess.Popen(command, cwd=_ROOT, env=environment, stdout=subprocess.PIPE) as other:
+      assert other.stdout.readline() == b"in\n"
+      with pytest.raises(ConfigError, match="another run is writing into this folder"):
+        export_task.run(config, str(tmp_path), mesh)
+      assert not list(output.iterdir())
+      other.kill()
+    export_task.run(config, str(tmp_path), mesh)
+    assert list(output.iterdir())
