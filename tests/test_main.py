@@ -1,5 +1,6 @@
 """Mistakes on the command line and in the data end in one clear message, not a traceback."""
 
+import importlib
 import json
 import os
 import pathlib
@@ -8,8 +9,11 @@ import sys
 
 import pytest
 
+from configs import pods
 from data_pipeline import samples
+from her_jax import command_line
 from her_jax.errors import ConfigError
+from her_jax.models.config import PRESETS
 from her_jax.training import workdirs
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -189,6 +193,14 @@ def test_a_mistake_gives_one_clear_message(mistake, tmp_path):
   done = _run(*map(put, arguments), workdir=tmp_path / "out")
   _assert_one_message(done, *map(put, parts))
   assert list(earlier.parent.iterdir()) == [earlier]  # That of an earlier run is still there.
+
+
+@pytest.mark.parametrize("task", ["sft", "genrm", "rl", "evaluate", "export", "quickstart"])
+def test_the_configs_themselves_are_no_mistake(task):
+  get_config = importlib.import_module(f"configs.{task}").get_config
+  presets = [*PRESETS, *pods.TRAINING.get(task, ())] if task != "quickstart" else ["tiny"]
+  for preset in (None, *presets):
+    command_line.check(get_config(preset))
 
 
 def test_a_line_that_is_cut_is_named(tmp_path):
