@@ -17,7 +17,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
 from her_jax.hf import model_card, names, tensor_file
-from her_jax.models.config import ModelConfig, to_hf
+from her_jax.hf.config import to_hf
+from her_jax.models.config import ModelConfig
 from her_jax.models.qwen3 import abstract_model
 from her_jax.sharding import replicated
 

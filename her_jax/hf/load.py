@@ -26,8 +26,9 @@ import numpy as np
 
 from her_jax.errors import ConfigError
 from her_jax.hf import gguf, names, tensor_file
+from her_jax.hf.config import from_hf
 from her_jax.hf.source import Source, Tensor
-from her_jax.models.config import ModelConfig, from_hf
+from her_jax.models.config import ModelConfig
 from her_jax.models.qwen3 import abstract_model
 from her_jax.sharding import shardings
 

@@ -12,9 +12,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from her_jax import sharding
+from her_jax.hf.config import to_hf
 from her_jax.hf.export import export_model
 from her_jax.hf.load import load
-from her_jax.models.config import ModelConfig, to_hf
+from her_jax.models.config import ModelConfig
 from her_jax.models.qwen3 import abstract_model
 from her_jax.tasks import start
 from her_jax.training import step as steps
