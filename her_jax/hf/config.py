@@ -1,22 +1,24 @@
 """Hugging Face's `config.json` of a dense Qwen3 or a Llama, both ways."""
 
 from collections.abc import Mapping
+import reprlib
 from typing import Any
 
-from her_jax.models.config import ModelConfig, RopeScaling
+from her_jax.errors import ConfigError
+from her_jax.models.config import SCALINGS, ModelConfig, RopeScaling, Wanted, require
 
-# Our field -> the field of Hugging Face's config.json.
-_HF_FIELDS = {
-  "vocab_size": "vocab_size",
-  "hidden_size": "hidden_size",
-  "intermediate_size": "intermediate_size",
-  "num_layers": "num_hidden_layers",
-  "num_heads": "num_attention_heads",
-  "num_kv_heads": "num_key_value_heads",
-  "head_dim": "head_dim",
-  "tie_embeddings": "tie_word_embeddings",
-  "max_position_embeddings": "max_position_embeddings",
-  "rms_norm_eps": "rms_norm_eps",
+# Our field -> the field of Hugging Face's config.json, and what it has to be.
+_HF_FIELDS: Mapping[str, tuple[str, Wanted]] = {
+  "vocab_size": ("vocab_size", "size"),
+  "hidden_size": ("hidden_size", "size"),
+  "intermediate_size": ("intermediate_size", "size"),
+  "num_layers": ("num_hidden_layers", "size"),
+  "num_heads": ("num_attention_heads", "size"),
+  "num_kv_heads": ("num_key_value_heads", "size"),
+  "head_dim": ("head_dim", "size"),
+  "tie_embeddings": ("tie_word_embeddings", "switch"),
+  "max_position_embeddings": ("max_position_embeddings", "size"),
+  "rms_norm_eps": ("rms_norm_eps", "number"),
 }
 
 # By model_type: fields that change the forward pass, with the only value implemented here.
@@ -36,29 +38,44 @@ def from_hf(hf: Mapping[str, Any], **overrides: Any) -> ModelConfig:
     hf: The parsed file, with `rope_theta` and `rope_scaling` (transformers 4), with
       `rope_parameters` (transformers 5), or with both where they agree.
     **overrides: Fields of `ModelConfig` that the file does not decide: `dtype`,
-      `param_dtype`, `remat`.
+      `param_dtype`, `remat`, `vocab_multiple`.
 
   Raises:
-    ValueError: A field is missing, or asks for something that is not implemented.
+    ConfigError: A field is missing, is not what it has to be, or asks for something that is not
+      implemented. The caller says which file it is.
   """
   kind = hf.get("model_type", "qwen3")
-  if kind not in _HF_FIXED:
-    raise ValueError(
-      f"config.json: model_type={kind!r} is unsupported, only {' and '.join(_HF_FIXED)} are."
+  if kind not in list(_HF_FIXED):  # A set would have to hash it.
+    raise ConfigError(
+      f"model_type={reprlib.repr(kind)} is unsupported, only {' and '.join(_HF_FIXED)} are."
     )
   for name, only in {**_HF_FIXED[kind], **_HF_UNSUPPORTED}.items():
-    if hf.get(name, only) != only:
-      raise ValueError(f"config.json: {name}={hf[name]!r} is unsupported, only {only!r} is.")
-  if layers := set(hf.get("layer_types") or ()) - {"full_attention"}:
-    raise ValueError(f"config.json: layer_types has {sorted(layers)}, which is unsupported.")
+    value = hf.get(name, only)
+    if value != only or isinstance(value, bool) != isinstance(only, bool):
+      raise ConfigError(f"{name}={reprlib.repr(value)} is unsupported, only {only!r} is.")
+  _check_layers(hf.get("layer_types"))
+  for name, wanted in _HF_FIELDS.values():
+    if hf.get(name) is not None:
+      require(name, hf[name], wanted)
   if kind == "llama":
     hf = _with_llama_defaults(hf)
-  missing = [name for name in _HF_FIELDS.values() if hf.get(name) is None]
+  missing = [name for name, _ in _HF_FIELDS.values() if hf.get(name) is None]
   if missing:
-    raise ValueError(f"config.json lacks {', '.join(missing)}; add them: none has a default.")
-  fields = {ours: hf[theirs] for ours, theirs in _HF_FIELDS.items()}
+    raise ConfigError(f"it lacks {', '.join(missing)}; add them: none has a default.")
+  fields = {ours: hf[theirs] for ours, (theirs, _) in _HF_FIELDS.items()}
   fields |= {"rope_theta": _rope_theta(hf), "rope_scaling": _rope_scaling(hf)}
   return ModelConfig(**{**fields, "qk_norm": kind == "qwen3", **overrides})
+
+
+def _check_layers(layers: Any) -> None:
+  """Raises unless every layer sees the whole context, if anything is said of it."""
+  if not isinstance(layers, list | None):
+    raise ConfigError(f"layer_types must be a list or null, got {reprlib.repr(layers)}.")
+  if others := [layer for layer in layers or () if layer != "full_attention"]:
+    raise ConfigError(
+      f"layer_types has {reprlib.repr(others[0])}, which is unsupported, only "
+      "'full_attention' is."
+    )
 
 
 def _with_llama_defaults(hf: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,25 +84,35 @@ def _with_llama_defaults(hf: Mapping[str, Any]) -> dict[str, Any]:
   derived: dict[str, Any] = {"num_key_value_heads": heads}
   if width and heads:
     derived["head_dim"] = width // heads
-  if not any("rope_theta" in rope for rope in _ropes(hf)):
+  if not any("rope_theta" in rope for rope in _ropes(hf).values()):
     derived["rope_theta"] = 1e4
   return {**hf, **{name: value for name, value in derived.items() if hf.get(name) is None}}
 
 
-def _ropes(hf: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-  """The rotary settings that are there, in either spelling, without those that are null."""
+def _ropes(hf: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+  """The rotary settings that are there, by their spelling, without those that are null."""
   kept = ("factor", "truncate")  # Null says something else than an absent one there.
-  found = [hf[name] for name in ("rope_scaling", "rope_parameters") if hf.get(name)]
-  return [{k: v for k, v in rope.items() if v is not None or k in kept} for rope in found]
+  found = {}
+  for name in ("rope_scaling", "rope_parameters"):
+    rope = hf.get(name)
+    if not isinstance(rope, Mapping | None):
+      raise ConfigError(f"{name} must be an object or null, got {reprlib.repr(rope)}.")
+    if rope:
+      found[name] = {k: v for k, v in rope.items() if v is not None or k in kept}
+  return found
 
 
 def _rope_theta(hf: Mapping[str, Any]) -> float:
   """The rotary base in either spelling."""
-  bases = [rope.get("rope_theta") for rope in (hf, *_ropes(hf))]
-  thetas = {float(base) for base in bases if base is not None}
+  bases = {"rope_theta": hf.get("rope_theta")}
+  bases |= {f"{name}.rope_theta": rope.get("rope_theta") for name, rope in _ropes(hf).items()}
+  given = {name: base for name, base in bases.items() if base is not None}
+  for name, base in given.items():
+    require(name, base, "number")
+  thetas = {float(base) for base in given.values()}
   if len(thetas) != 1:
-    raise ValueError(
-      "config.json needs one rope_theta, at the top or in rope_parameters; "
+    raise ConfigError(
+      "it needs one rope_theta, at the top or in rope_parameters; "
       f"found {sorted(thetas) or 'none'}."
     )
   return thetas.pop()
@@ -93,38 +120,48 @@ def _rope_theta(hf: Mapping[str, Any]) -> float:
 
 def _rope_scaling(hf: Mapping[str, Any]) -> RopeScaling | None:
   """The scaling in either spelling; raises where both are there and differ."""
-  found = {_one_scaling(rope, hf) for rope in _ropes(hf)}
+  found = {_one_scaling(name, rope, hf) for name, rope in _ropes(hf).items()}
   if len(found) > 1:
-    raise ValueError(
-      "config.json: rope_scaling and rope_parameters ask for different scalings of the rotary "
+    raise ConfigError(
+      "rope_scaling and rope_parameters ask for different scalings of the rotary "
       "frequencies; make them say the same, or take one out."
     )
   return found.pop() if found else None
 
 
-def _one_scaling(rope: Mapping[str, Any], hf: Mapping[str, Any]) -> RopeScaling | None:
+def _one_scaling(
+  name: str, rope: Mapping[str, Any], hf: Mapping[str, Any]
+) -> RopeScaling | None:
+  """The scaling of one spelling, `name`."""
   kind = rope.get("rope_type", rope.get("type", "default"))
+  if rope.get("type", kind) != kind:
+    raise ConfigError(
+      f"{name} says rope_type={reprlib.repr(kind)} and type={reprlib.repr(rope['type'])}, two "
+      "names of one setting; take the wrong one out."
+    )
   fields = {k: v for k, v in rope.items() if k not in ("rope_type", "type", "rope_theta")}
   if fields.pop("partial_rotary_factor", 1.0) != 1.0:
-    raise ValueError("config.json: partial_rotary_factor is unsupported, only 1.0 is.")
+    raise ConfigError("partial_rotary_factor is unsupported, only 1.0 is.")
   if kind == "default":
+    if unread := sorted(field for field, value in fields.items() if value is not None):
+      raise ConfigError(
+        f"{name} has {', '.join(unread)}, which rope_type 'default' does not read; give the "
+        f"rope_type that is meant ({', '.join(SCALINGS)}), or take them out."
+      )
     return None
   if kind in ("yarn", "llama3"):
     # A length at the top of the file goes first, and the context stands in for an absent one.
-    context = hf["max_position_embeddings"]
-    original = fields.get("original_max_position_embeddings", context)
-    original = hf.get("original_max_position_embeddings") or original
-    fields["original_max_position_embeddings"] = original
+    context, key = hf["max_position_embeddings"], "original_max_position_embeddings"
+    original = fields.get(key, context) if hf.get(key) is None else hf[key]
+    require(key, original, "size")
+    fields[key] = original
     if kind == "yarn" and fields.get("factor", 1) is None:
       fields["factor"] = context / original
-    if "truncate" in fields:
-      fields["truncate"] = bool(fields["truncate"])
+    if fields.get("truncate", True) is None:
+      fields["truncate"] = False
   if unread := sorted(fields.keys() - RopeScaling.__dataclass_fields__.keys()):
-    raise ValueError(f"config.json: rope_type {kind!r} does not read {', '.join(unread)}.")
-  try:
-    return RopeScaling(**{"factor": None, **fields, "rope_type": kind})
-  except ValueError as error:
-    raise ValueError(f"config.json: {error}") from None
+    raise ConfigError(f"rope_type {kind!r} does not read {', '.join(unread)}.")
+  return RopeScaling(**{"factor": None, **fields, "rope_type": kind})
 
 
 def to_hf(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
@@ -137,11 +174,11 @@ def to_hf(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
     dtype: Of the weights beside the file.
 
   Raises:
-    ValueError: The model is a Llama of a shape that transformers refuses.
+    ConfigError: The model is a Llama of a shape that transformers refuses.
   """
   kind = "qwen3" if config.qk_norm else "llama"
   if kind == "llama" and config.hidden_size % config.num_heads:
-    raise ValueError(
+    raise ConfigError(
       f"hidden_size={config.hidden_size} is not a multiple of num_heads={config.num_heads}: "
       "transformers loads no such Llama."
     )
@@ -152,7 +189,7 @@ def to_hf(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
     "architectures": [_ARCHITECTURES[kind]],
     "model_type": kind,
     **_HF_FIXED[kind],
-    **{theirs: getattr(config, ours) for ours, theirs in _HF_FIELDS.items()},
+    **{theirs: getattr(config, ours) for ours, (theirs, _) in _HF_FIELDS.items()},
     **ids,
     "attention_dropout": 0.0,
     "initializer_range": 0.02,

@@ -2,7 +2,11 @@
 
 from collections.abc import Mapping
 import dataclasses
+import reprlib
+import sys
 from typing import Any, Literal, get_args
+
+from her_jax.errors import ConfigError
 
 _FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 Remat = Literal["full", "attention", "projections", "minimal", "none"]
@@ -10,8 +14,17 @@ Attention = Literal[
   "auto", "reference", "tree", "tree_interpret", "splash", "splash_interpret", "cudnn"
 ]
 
+# What a setting can be -> how an error says it.
+Wanted = Literal["size", "number", "switch"]
+_LARGEST = 2**31 - 1  # Of an axis: XLA counts some in 32 bits.
+_WORDS: Mapping[Wanted, str] = {
+  "size": f"a whole number from 1 to {_LARGEST:,}",
+  "number": "a finite number above 0",
+  "switch": "true or false",
+}
+
 # Kind of rotary scaling -> the fields it must have, and those it may have.
-_SCALINGS = {
+SCALINGS = {
   "linear": (("factor",), ()),
   "yarn": (
     ("factor", "original_max_position_embeddings"),
@@ -22,6 +35,22 @@ _SCALINGS = {
     (),
   ),
 }
+
+
+def require(name: str, value: Any, wanted: Wanted) -> None:
+  """Raises ConfigError unless a setting is what it has to be.
+
+  JSON lets through what Python then takes for something else: "false" is true, and true is 1.
+  32.0 is no size, and neither NaN nor 10**400 is a number.
+  """
+  number = isinstance(value, int | float) and not isinstance(value, bool)
+  fits = {
+    "size": number and isinstance(value, int) and 1 <= value <= _LARGEST,
+    "number": number and 0 < value <= sys.float_info.max,
+    "switch": isinstance(value, bool),
+  }
+  if not fits[wanted]:
+    raise ConfigError(f"{name} must be {_WORDS[wanted]}, got {reprlib.repr(value)}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,26 +87,25 @@ class RopeScaling:
   high_freq_factor: float | None = None
 
   def __post_init__(self):
-    if self.rope_type not in _SCALINGS:
-      raise ValueError(
-        f"rope_type={self.rope_type!r} is not implemented, only default, "
-        f"{', '.join(_SCALINGS)} are. Take rope_scaling out to use the context the weights "
+    if self.rope_type not in list(SCALINGS):  # A set would have to hash it.
+      raise ConfigError(
+        f"rope_type={reprlib.repr(self.rope_type)} is not implemented, only default, "
+        f"{', '.join(SCALINGS)} are. Take rope_scaling out to use the context the weights "
         "were trained for (40,960 tokens for Qwen3)."
       )
-    required, optional = _SCALINGS[self.rope_type]
+    required, optional = SCALINGS[self.rope_type]
     given = {name for name, value in self.to_hf().items() if name != "rope_type"}
     if lacks := [name for name in required if name not in given]:
-      raise ValueError(f"rope_type {self.rope_type!r} lacks {', '.join(lacks)}; add them.")
+      raise ConfigError(f"rope_type {self.rope_type!r} lacks {', '.join(lacks)}; add them.")
     if unread := sorted(given - {*required, *optional}):
-      raise ValueError(f"rope_type {self.rope_type!r} does not read {', '.join(unread)}.")
-    for name in sorted(given - {"truncate"}):
-      value = getattr(self, name)
-      if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ValueError(f"rope_scaling: {name} must be a number above 0, got {value!r}.")
+      raise ConfigError(f"rope_type {self.rope_type!r} does not read {', '.join(unread)}.")
+    special: dict[str, Wanted] = {
+      "truncate": "switch", "original_max_position_embeddings": "size"
+    }  # fmt: skip
+    for name in sorted(given):
+      require(f"rope_scaling: {name}", getattr(self, name), special.get(name, "number"))
     if self.factor < 1:
-      raise ValueError(f"rope_scaling: factor must be at least 1, got {self.factor}.")
-    if not isinstance(self.truncate, bool | None):
-      raise ValueError(f"rope_scaling: truncate must be true or false, got {self.truncate!r}.")
+      raise ConfigError(f"rope_scaling: factor must be at least 1, got {self.factor}.")
     ramps = {
       "yarn": ("beta_slow", self.beta_slow or 1, "beta_fast", self.beta_fast or 32),
       "llama3": (
@@ -88,7 +116,7 @@ class RopeScaling:
     if self.rope_type in ramps:
       low, below, high, above = ramps[self.rope_type]
       if below >= above:
-        raise ValueError(f"rope_scaling: {low}={below} must be less than {high}={above}.")
+        raise ConfigError(f"rope_scaling: {low}={below} must be less than {high}={above}.")
 
   def to_hf(self) -> dict[str, Any]:
     """The fields that are set."""
@@ -158,21 +186,28 @@ class ModelConfig:
       "num_kv_heads", "head_dim", "max_position_embeddings", "vocab_multiple",
     )  # fmt: skip
     for name in sizes:
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+      require(name, getattr(self, name), "size")
+    for name in ("tie_embeddings", "qk_norm"):
+      require(name, getattr(self, name), "switch")
+    for name in ("rope_theta", "rms_norm_eps"):
+      require(name, getattr(self, name), "number")
+    if self.rope_theta <= 1:
+      raise ConfigError(
+        f"rope_theta must be above 1, got {self.rope_theta}: pairs rotate ever more slowly."
+      )
     if self.num_heads % self.num_kv_heads:
-      raise ValueError(
+      raise ConfigError(
         f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}: "
         "every key/value head serves the same number of query heads."
       )
     if self.head_dim % 2:
-      raise ValueError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs.")
+      raise ConfigError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs.")
     for name in ("dtype", "param_dtype"):
       if getattr(self, name) not in _FLOAT_DTYPES:
-        raise ValueError(f"{name}={getattr(self, name)!r} is not one of {_FLOAT_DTYPES}.")
+        raise ConfigError(f"{name}={getattr(self, name)!r} is not one of {_FLOAT_DTYPES}.")
     for name, allowed in (("remat", get_args(Remat)), ("attention", get_args(Attention))):
       if getattr(self, name) not in allowed:
-        raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}.")
+        raise ConfigError(f"{name}={getattr(self, name)!r} is not one of {allowed}.")
 
   @property
   def vocab_rows(self) -> int:

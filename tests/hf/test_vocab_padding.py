@@ -134,7 +134,7 @@ def test_the_mesh_decides_the_multiple_where_a_model_starts():
 
 
 def test_a_multiple_below_one_is_refused():
-  with pytest.raises(ValueError, match="vocab_multiple must be at least 1"):
+  with pytest.raises(ValueError, match="vocab_multiple must be a whole number from 1"):
     dataclasses.replace(_CONFIG, vocab_multiple=0)
   assert dataclasses.replace(_CONFIG, vocab_multiple=7).num_params() == _CONFIG.num_params()
   assert abstract_model(_CONFIG)[1]["embedding"].get_value().shape == (97, 16)

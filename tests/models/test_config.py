@@ -7,6 +7,7 @@ import math
 import jax
 import pytest
 
+from her_jax.errors import ConfigError
 from her_jax.models.config import PRESETS, ModelConfig
 from her_jax.models.qwen3 import abstract_model
 from tests.models.variants import VARIANTS
@@ -44,8 +45,43 @@ def test_config_survives_the_metadata_of_a_checkpoint(name):
 
 
 @pytest.mark.parametrize(
-  "change", [{"head_dim": 31}, {"num_layers": 0}, {"dtype": "int8"}, {"remat": "some"}]
+  "change",
+  [
+    {"head_dim": 31},
+    {"num_layers": 0},
+    {"num_layers": True},
+    {"hidden_size": 32.0},
+    {"vocab_multiple": "4"},
+    {"rope_theta": math.nan},
+    {"rope_theta": math.inf},
+    {"rope_theta": 1.0},
+    {"rms_norm_eps": 0.0},
+    {"rms_norm_eps": math.nan},
+    {"tie_embeddings": "false"},
+    {"qk_norm": 1},
+    {"dtype": "int8"},
+    {"remat": "some"},
+  ],
+  ids=str,
 )
 def test_nonsense_is_refused(change):
-  with pytest.raises(ValueError, match=next(iter(change))):
+  with pytest.raises(ConfigError, match=next(iter(change))):
     dataclasses.replace(PRESETS["tiny"], **change)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0, -1, 10**400, True, "2"])
+@pytest.mark.parametrize(
+  ("name", "field"),
+  [
+    ("linear", "factor"),
+    ("yarn", "factor"),
+    ("yarn", "beta_slow"),
+    ("yarn", "mscale"),
+    ("llama3", "factor"),
+    ("llama3", "low_freq_factor"),
+    ("llama3", "high_freq_factor"),
+  ],
+)
+def test_a_rotary_scaling_is_made_of_finite_numbers(name, field, value):
+  with pytest.raises(ConfigError, match=f"rope_scaling: {field} must be a finite number"):
+    dataclasses.replace(VARIANTS[name].rope_scaling, **{field: value})
