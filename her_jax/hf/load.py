@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import mmap
 import os
@@ -25,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
 from her_jax.errors import ConfigError
+from her_jax.hf import folder as hf_folder
 from her_jax.hf import gguf, names, tensor_file
 from her_jax.hf.config import from_hf
 from her_jax.hf.source import Source, Tensor
@@ -55,13 +55,17 @@ def load(
 
   Raises:
     FileNotFoundError: A file is not there.
-    ConfigError: The model is unsupported, or names or shapes of the weights differ from what
-      `config.json` or the metadata ask for; every one is listed.
-    ValueError: A weights file is damaged.
+    ConfigError: A file is damaged, the model is unsupported, or names, shapes or types of the
+      weights differ from what `config.json` or the metadata ask for; every one is listed.
   """
   folder = Path(folder)
   with _open(folder) as source:
-    config = _config(folder, source, overrides)
+    config = _config(source, overrides)
+    if config.num_layers > len(source.tensors):  # Millions would take a while to list.
+      raise ConfigError(
+        f"{source.file}: {config.num_layers:,} layers are more than the {len(source.tensors):,} "
+        "tensors of the weights."
+      )
     graphdef, abstract = abstract_model(config)
     weights = [
       dataclasses.replace(weight, name=source.rename(weight.name))
@@ -74,48 +78,21 @@ def load(
 def read_config(folder: str | os.PathLike[str], **overrides: Any) -> ModelConfig:
   """What `load` would load; takes the same, and raises what it does."""
   with _open(Path(folder)) as source:
-    return _config(Path(folder), source, overrides)
+    return _config(source, overrides)
 
 
-def _config(folder: Path, source: Source, overrides: Mapping[str, Any]) -> ModelConfig:
+def _config(source: Source, overrides: Mapping[str, Any]) -> ModelConfig:
   try:
     return from_hf(source.hf, **overrides)
-  except ValueError as error:
-    raise ConfigError(f"{folder}: {error}") from None
+  except ConfigError as error:
+    raise ConfigError(f"{source.file}: {error}") from None
 
 
-@contextlib.contextmanager
-def _open(folder: Path) -> Iterator[Source]:
+def _open(folder: Path) -> contextlib.AbstractContextManager[Source]:
   """Opens every weights file; only their headers are read."""
   if file := gguf.find(folder):
-    yield gguf.read(file)
-    return
-  path = folder / "config.json"
-  if not path.is_file():
-    raise FileNotFoundError(
-      f"{path} is missing: pass a local folder in Hugging Face format, or a .gguf file."
-    )
-  index = folder / "model.safetensors.index.json"
-  files = ["model.safetensors"]
-  if index.is_file():
-    try:
-      files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-      raise ValueError(
-        f"{index} is broken ({error!r}): copy or download the file again."
-      ) from None
-  if missing := [name for name in files if not (folder / name).is_file()]:
-    raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}.")
-  with contextlib.ExitStack() as stack:
-    found: dict[str, Tensor] = {}
-    for name in files:
-      held = stack.enter_context(tensor_file.opened(folder / name))
-      if twice := sorted(found.keys() & held.keys()):
-        raise ValueError(
-          f"{folder / name} holds {twice[0]} a second time: keep one of the files."
-        )
-      found |= held
-    yield Source(json.loads(path.read_text()), found)
+    return contextlib.nullcontext(gguf.read(file))
+  return hf_folder.opened(folder)
 
 
 def _check(
@@ -129,7 +106,10 @@ def _check(
   if config.tie_embeddings and names.LM_HEAD in unexpected and names.EMBEDDING in found:
     # The published small Qwen3 models store the tied head a second time.
     unexpected -= {names.LM_HEAD}
-    if not _same(tensors[names.LM_HEAD], tensors[names.EMBEDDING]):
+    head, embedding = tensors[names.LM_HEAD], tensors[names.EMBEDDING]
+    # Of another shape or type, the embedding is listed below.
+    comparable = found[names.EMBEDDING] == expected[names.EMBEDDING]
+    if comparable and embedding.dtype in tensor_file.DTYPES and not _same(head, embedding):
       problems.append(f"  differs from the embedding it is tied to: {names.LM_HEAD}")
   problems += [f"  missing: {name}" for name in expected if name not in found]
   problems += [f"  unexpected: {name}" for name in sorted(unexpected)]
@@ -139,7 +119,7 @@ def _check(
     if name in found and found[name] != shape
   ]
   problems += [
-    f"  {tensors[name].dtype}, and quantised weights are unsupported: {name}"
+    f"  {tensors[name].dtype} instead of {' or '.join(tensor_file.DTYPES)}: {name}"
     for name in expected
     if name in found and tensors[name].dtype not in tensor_file.DTYPES
   ]
@@ -148,8 +128,8 @@ def _check(
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
-  """Whether two tensors hold the same bytes."""
-  if (one.dtype, one.shape) != (two.dtype, two.shape) or one.dtype not in tensor_file.DTYPES:
+  """Whether two matrices of a float type hold the same bytes."""
+  if (one.dtype, one.shape) != (two.dtype, two.shape):
     return False
   rows, width = one.shape
   step = max(1, _TURN_BYTES // (width * tensor_file.DTYPES[one.dtype].itemsize))
