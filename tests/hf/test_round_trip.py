@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 
 from flax import nnx
 import jax
@@ -12,7 +11,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 import torch
 from transformers import AutoModelForCausalLM
-import yaml
 
 from her_jax import sharding
 from her_jax.hf import load as load_module
@@ -193,48 +191,6 @@ def test_second_copy_of_a_tied_head_must_be_a_copy(tmp_path):
   save_file({**tensors, names.LM_HEAD: 1 + tensors[names.EMBEDDING]}, file)
   with pytest.raises(ValueError, match="differs from the embedding"):
     load(tmp_path)
-
-
-def test_the_card_is_valid_and_says_what_the_weights_are(model, tmp_path):
-  for name, base in (("known", 'Qwen/Qwen3-0.6B "x": y'), ("unknown", "")):
-    export_model(model.config, nnx.state(model), tmp_path / name, base_model=base)
-    _, front, text = (tmp_path / name / "README.md").read_text().split("---\n", 2)
-    head = yaml.safe_load(front)
-    assert head.get("base_model", "") == base and "license" not in head
-    assert head["library_name"] == "transformers" and "role-play" in head["tags"]
-    assert "float32" in text and "from_pretrained" in text and "## Licence" in text
-    (code,) = re.findall("```python\n(.*?)```", text, re.S)
-    compile(code, "card", "exec")
-  index = json.loads((tmp_path / "known" / "config.json").read_text())
-  assert index["rope_theta"] == index["rope_parameters"]["rope_theta"] == 1e6
-
-
-def test_parameters_of_another_config_are_not_exported(tmp_path):
-  with pytest.raises(ValueError, match="lm_head: \\(32, 96\\), not absent"):
-    export_model(_config(tied=True), _random_params(_config(tied=False)), tmp_path)
-  assert not list(tmp_path.iterdir())
-
-
-def test_weights_are_never_mixed_with_older_ones(model, tmp_path):
-  export_model(model.config, nnx.state(model), tmp_path)
-  with pytest.raises(FileExistsError, match="model.safetensors"):
-    export_model(model.config, nnx.state(model), tmp_path)
-  with pytest.raises(ValueError, match="not a disk"):
-    export_model(model.config, nnx.state(model), "gs://bucket/export")
-
-
-def test_stop_ids_come_from_the_tokenizer(model, tmp_path):
-  class Tokenizer:
-    eos_token_id, pad_token_id = 5, 3
-
-    def save_pretrained(self, folder):
-      (folder / "tokenizer.json").write_text("{}")
-
-  export_model(model.config, nnx.state(model), tmp_path, tokenizer=Tokenizer())
-  generation = json.loads((tmp_path / "generation_config.json").read_text())
-  assert generation["eos_token_id"] == [5, 3]
-  assert generation["pad_token_id"] == 3
-  assert (tmp_path / "tokenizer.json").exists()
 
 
 def test_block_of_flattened_heads():
