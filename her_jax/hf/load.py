@@ -18,6 +18,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from absl import logging
 from flax import nnx
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -51,7 +52,8 @@ def load(
       `remat`, `vocab_multiple`. Weights of any float type are cast to `param_dtype`.
 
   Returns:
-    config, graphdef, params: `nnx.merge(graphdef, params)` is the model.
+    config, graphdef, params: `nnx.merge(graphdef, params)` is the model. Tensors with numbers
+    that are NaN or infinite are loaded, and named in one warning.
 
   Raises:
     FileNotFoundError: A file is not there.
@@ -72,7 +74,12 @@ def load(
       for weight in names.weights(abstract, config.vocab_size)
     ]
     _check(folder, config, weights, source.tensors)
-    return config, graphdef, _read(abstract, weights, source.tensors, mesh)
+    params, suspect = _read(abstract, weights, source.tensors, mesh)
+  if suspect:
+    logging.warning(
+      "%s: NaN or infinite as %s: %s", folder, config.param_dtype, ", ".join(sorted(suspect))
+    )
+  return config, graphdef, params
 
 
 def read_config(folder: str | os.PathLike[str], **overrides: Any) -> ModelConfig:
@@ -148,8 +155,9 @@ def _read(
   weights: list[names.Weight],
   tensors: _Tensors,
   mesh: jax.sharding.Mesh | None,
-) -> nnx.State:
-  """Builds one parameter after the other."""
+) -> tuple[nnx.State, set[str]]:
+  """Builds one parameter after the other; with the names of tensors that are not finite."""
+  suspect: set[str] = set()
   parts: dict[str, list[names.Weight]] = defaultdict(list)
   for weight in weights:
     parts[weight.path].append(weight)
@@ -160,10 +168,10 @@ def _read(
     places = names.flatten(shardings(abstract, mesh))
   with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
     arrays = [
-      _build(parts[path], tensors, x.shape, x.dtype, places[path], pool)
+      _build(parts[path], tensors, x.shape, x.dtype, places[path], pool, suspect)
       for path, x in names.flatten(abstract).items()
     ]
-  return jax.tree.unflatten(jax.tree.structure(abstract), arrays)
+  return jax.tree.unflatten(jax.tree.structure(abstract), arrays), suspect
 
 
 def _build(
@@ -173,6 +181,7 @@ def _build(
   dtype: np.dtype,
   place: jax.sharding.Sharding,
   pool: ThreadPoolExecutor,
+  suspect: set[str],
 ) -> jax.Array:
   """One parameter, on the devices where it belongs.
 
@@ -183,6 +192,7 @@ def _build(
     dtype: Of the parameter.
     place: Its sharding.
     pool: Reads.
+    suspect: Gets the names of tensors of which a part that was read is not finite.
   """
 
   def array(weights: list[names.Weight], shape: Sequence[int], place: Any) -> jax.Array:
@@ -192,12 +202,11 @@ def _build(
       stacked = weights[0].layer is not None
       rows, held = (out, weights[bounds[0]]) if stacked else ([out], weights)
       waiting = [
-        pool.submit(turn)
+        (weight.name, pool.submit(turn))
         for row, weight in zip(rows, held, strict=True)
         for turn in _turns(tensors[weight.name], weight, bounds[stacked:], row)
       ]
-      for done in waiting:
-        done.result()
+      suspect.update([name for name, done in waiting if not done.result()])
       return out
 
     return jax.make_array_from_callback(tuple(shape), place, block)
@@ -290,8 +299,8 @@ def _zeros(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
 
 def _turns(
   tensor: Tensor, weight: names.Weight, bounds: list[slice], out: np.ndarray
-) -> Iterator[Callable[[], None]]:
-  """What to call, in any order, to fill a block of ours from one tensor.
+) -> Iterator[Callable[[], bool]]:
+  """What to call, in any order, to fill a block of ours from one tensor; see `_copy`.
 
   Args:
     tensor: Where it is stored.
@@ -316,17 +325,26 @@ def _turns(
     yield functools.partial(_copy, tensor, start + at, columns, piece)
 
 
-def _copy(tensor: Tensor, start: int, columns: slice, out: np.ndarray) -> None:
-  """Reads rows from `start` on, of them `columns`, into a view of any strides and float type."""
+def _copy(tensor: Tensor, start: int, columns: slice, out: np.ndarray) -> bool:
+  """Reads rows from `start` on, of them `columns`, into a view of any strides and float type.
+
+  Returns:
+    Whether all that was read and converted, also of other columns, is finite.
+  """
   width, stored = tensor.shape[-1], tensor_file.DTYPES[tensor.dtype]
   if out.flags.c_contiguous and out.dtype == stored and out.shape[1] == width:
     tensor.read_rows(start, out)
-    return
+    return tensor_file.finite(out)
   strip = np.empty((min(tensor_file.STRIP, len(out)), width), stored)
   cast = strip if out.dtype == stored else np.empty(strip.shape, out.dtype)
+  # Of the two the one that holds less: widened, a number stays what it is.
+  narrow = strip if stored.itemsize < out.dtype.itemsize else cast
+  finite = True
   for at in range(0, len(out), len(strip)):
     piece = out[at : at + len(strip)]
     tensor.read_rows(start + at, strip[: len(piece)])
     if cast is not strip:
       tensor_file.cast(strip[: len(piece)], cast[: len(piece)])
+    finite = tensor_file.finite(narrow[: len(piece)]) and finite
     tensor_file.copy_strip(cast[: len(piece), columns], piece)
+  return finite

@@ -30,6 +30,14 @@ DTYPES: Mapping[str, np.dtype] = {
   "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# The bits of both infinities: (integers of the same width, value).
+_INFINITE = {
+  dtype: [
+    (kind := np.dtype(f"{sign}{dtype.itemsize}"), np.array(value, dtype).view(kind)[()])
+    for sign, value in (("i", np.inf), ("u", -np.inf))
+  ]
+  for dtype in DTYPES.values()
+}
 # Rows that are read or written, cast and transposed while the processor's cache holds them: as
 # many as fill whole cache lines of the transposed side. Reading, 16 take 1.5 times as long and
 # 256 1.7 times.
@@ -206,6 +214,17 @@ def cast(source: np.ndarray, out: np.ndarray) -> None:
       half[at : at + 2**15] = np.right_shift(rounded, 16, out=rounded)
   else:
     out[...] = source
+
+
+def finite(values: np.ndarray) -> bool:
+  """Whether no number of a contiguous array is infinite or NaN.
+
+  Their bits are, without the sign, the largest that there are: 0x7F80 and above in bfloat16. As
+  signed integers the largest is that of a positive number, as unsigned ones of a negative. For
+  bfloat16 numpy's own isfinite takes ten times as long.
+  """
+  flat = values.reshape(-1)
+  return all(flat.view(kind).max(initial=0) < top for kind, top in _INFINITE[values.dtype])
 
 
 def write(file: BinaryIO, data: np.ndarray) -> None:

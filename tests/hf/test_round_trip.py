@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import logging
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -178,6 +180,44 @@ def test_every_wrong_weight_is_listed(model, tmp_path):
     "  unexpected: model.layers.1.self_attn.q_proj.bias",
     "  shape (33,) instead of (32,): model.norm.weight",
   ]
+
+
+@pytest.mark.parametrize("sizes", [{}, {"fsdp": 4, "tensor": 2}], ids=["one device", "eight"])
+@pytest.mark.parametrize(
+  ("stored", "value", "held"),
+  [
+    (np.float32, np.nan, "float32"),
+    (np.float32, -np.inf, "bfloat16"),
+    (ml_dtypes.bfloat16, np.inf, "float32"),
+    (ml_dtypes.bfloat16, -np.nan, "bfloat16"),
+    (np.float64, 1e300, "float32"),
+  ],
+)
+def test_weights_that_are_not_finite_are_named_once(
+  model, tmp_path, caplog, sizes, stored, value, held
+):
+  """They are loaded: whoever looks for the cause needs them."""
+  export_model(model.config, nnx.state(model), tmp_path)
+  mesh = sharding.make_mesh(**sizes) if sizes else None
+  file = tmp_path / "model.safetensors"
+  tensors = {name: x.astype(stored) for name, x in load_file(file).items()}
+  bad = [
+    "model.embed_tokens.weight",
+    "model.layers.1.mlp.down_proj.weight",
+    "model.norm.weight",
+  ]
+  with caplog.at_level(logging.WARNING, logger="absl"), np.errstate(over="ignore"):
+    save_file(tensors, file)
+    load(tmp_path, mesh=mesh, param_dtype=held)
+    assert not caplog.records
+    for name in bad:
+      tensors[name][(-1,) * tensors[name].ndim] = value
+    save_file(tensors, file)
+    params = load(tmp_path, mesh=mesh, param_dtype=held)[2]
+  (record,) = caplog.records
+  expected = f"{tmp_path}: NaN or infinite as {held}: {', '.join(bad)}"
+  assert record.getMessage() == expected
+  assert not np.isfinite(params["embedding"].get_value()).all()
 
 
 def test_second_copy_of_a_tied_head_must_be_a_copy(tmp_path):

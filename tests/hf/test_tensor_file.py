@@ -77,6 +77,24 @@ def test_bfloat16_is_rounded_as_everywhere(bits):
     np.testing.assert_array_equal(again, half.astype(np.float32))
 
 
+@pytest.mark.parametrize("kind", _KINDS, ids=str)
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 7, 11])
+def test_what_is_not_finite_is_found_anywhere(kind, value, at):
+  numbers = np.resize(np.array([0, -0.0, 1, -1]), 12).astype(kind)
+  numbers[3:5] = ml_dtypes.finfo(kind).max, ml_dtypes.finfo(kind).min
+  assert tensor_file.finite(numbers.reshape(3, 4))
+  numbers[at] = value
+  assert not tensor_file.finite(numbers.reshape(3, 4))
+
+
+@hypothesis.given(bits=st.lists(st.integers(0, 2**16 - 1)))
+def test_every_number_is_finite_or_not_as_numpy_says(bits):
+  for kind in (np.float16, ml_dtypes.bfloat16):
+    values = np.array(bits, np.uint16).view(kind)
+    assert tensor_file.finite(values) == np.isfinite(values).all()
+
+
 def _entry(**changes):
   return {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]} | changes
 
