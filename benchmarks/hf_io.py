@@ -49,7 +49,8 @@ def make(folder: pathlib.Path, dtype: str, layers: int) -> int:
   import jax.numpy as jnp
 
   from her_jax.hf import export, names, tensor_file
-  from her_jax.models.config import PRESETS, to_hf
+  from her_jax.hf.config import to_hf
+  from her_jax.models.config import PRESETS
   from her_jax.models.qwen3 import abstract_model
 
   config = dataclasses.replace(PRESETS["qwen3-1.7b"], num_layers=layers)

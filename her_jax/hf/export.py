@@ -16,15 +16,25 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
+from her_jax.errors import ConfigError
+from her_jax.hf import folder as hf_folder
 from her_jax.hf import model_card, names, tensor_file
-from her_jax.models.config import ModelConfig, to_hf
+from her_jax.hf.config import to_hf
+from her_jax.models.config import ModelConfig
 from her_jax.models.qwen3 import abstract_model
 from her_jax.sharding import replicated
 
 DTYPES = ("float32", "bfloat16")
 # A file of this name lies in the folder until all the others are whole.
 INCOMPLETE = "INCOMPLETE"
-_INDEX = "model.safetensors.index.json"
+_CARD, _GENERATION = "README.md", "generation_config.json"
+# All that an export may write, tokenizers of every kind included, and what a reader of the
+# folder would take for a part of it.
+_OWN = (
+  hf_folder.CONFIG, _CARD, _GENERATION, "*.safetensors*", "tokenizer.*", "tokenizer_config.json",
+  "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template.*",
+  "additional_chat_templates/*.jinja",
+)  # fmt: skip
 # What a thread makes ready for writing in one turn, and how many such wait for it.
 _PIECE_BYTES = 8 * 2**20
 _WORKERS = min(8, os.cpu_count() or 1)
@@ -46,7 +56,8 @@ def export_model(
   host writes. Its memory holds one tensor at a time, and on a CPU not even that.
 
   The index and `config.json`, without which nothing loads the folder, are written last, and
-  until then a file INCOMPLETE lies in it. Such a folder is begun anew by the next export.
+  until then a file INCOMPLETE lies in it. Such a folder is begun anew by the next export: what
+  an export may write is removed. Any other folder that holds some of it is refused.
 
   Args:
     config: The model.
@@ -58,18 +69,20 @@ def export_model(
     base_model: Its name on the Hugging Face hub, for the model card; "" if unknown.
 
   Raises:
-    FileExistsError: The folder holds weights; mixed with these, they could be loaded instead.
-    ValueError: The dtype is another one, or the parameters are not those of the config, as
-      with a head of their own though the config ties it to the embedding.
+    FileExistsError: The folder holds files of the names that are written, or others that would
+      be loaded with them, as weights or a tokenizer.
+    ConfigError: The dtype is another one, or the folder is not on a disk.
+    ValueError: The parameters are not those of the config, as with a head of their own though
+      the config ties it to the embedding.
   """
   if "://" in os.fspath(folder):
-    raise ValueError(f"{folder} is not a disk: export to a local folder, then copy it.")
+    raise ConfigError(f"{folder} is not a disk: export to a local folder, then copy it.")
   if dtype not in DTYPES:
-    raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}.")
+    raise ConfigError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}.")
   folder = Path(folder)
   _check(config, params)
   if not (folder / INCOMPLETE).exists() and (old := _remains(folder)):
-    found = [path.name for path in old]
+    found = ", ".join(path.relative_to(folder).as_posix() for path in old)
     raise FileExistsError(f"{folder} already holds {found}: delete them or pass a new folder.")
   _meet("export: folder checked")
 
@@ -77,8 +90,8 @@ def export_model(
   if writes:
     _begin(folder)
     card = model_card.text(config, dtype, base_model, tokenizer is not None)
-    (folder / "README.md").write_text(card, encoding="utf-8")
-    _write_json(folder / "generation_config.json", _generation_config(tokenizer))
+    (folder / _CARD).write_text(card, encoding="utf-8")
+    _write_json(folder / _GENERATION, _generation_config(tokenizer))
     if tokenizer is not None:
       tokenizer.save_pretrained(folder)
 
@@ -101,15 +114,17 @@ def export_model(
       weight_map = {
         w.name: file for file, shard in zip(files, shards, strict=True) for w in shard
       }
-      _write_json(folder / _INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
-    _write_json(folder / "config.json", to_hf(config, dtype))
+      _write_json(
+        folder / hf_folder.INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map}
+      )
+    _write_json(folder / hf_folder.CONFIG, to_hf(config, dtype))
     (folder / INCOMPLETE).unlink()
   _meet("export: written")
 
 
 def _remains(folder: Path) -> list[Path]:
-  """Weights and their index."""
-  return sorted(folder.glob("*.safetensors*"))
+  """What is there of all that an export may write."""
+  return sorted({path for pattern in _OWN for path in folder.glob(pattern)})
 
 
 def _begin(folder: Path) -> None:
@@ -118,8 +133,8 @@ def _begin(folder: Path) -> None:
   (folder / INCOMPLETE).write_text(
     "This export has not come to its end. Run it again, or delete the folder.\n"
   )
-  for path in (folder / "config.json", *_remains(folder)):
-    path.unlink(missing_ok=True)
+  for path in _remains(folder):
+    path.unlink()
 
 
 def _write_shard(

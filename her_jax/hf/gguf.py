@@ -98,7 +98,9 @@ def read(path: Path) -> Source:
     mixed = arch == "llama" and name.endswith(("attn_q.weight", "attn_k.weight"))
     return hf["head_dim"] if mixed else None
 
-  return Source(hf, {name: _Tensor(t, head_dim(name)) for name, t in tensors.items()}, rename)
+  return Source(
+    path, hf, {name: _Tensor(t, head_dim(name)) for name, t in tensors.items()}, rename
+  )
 
 
 class _Tensor:

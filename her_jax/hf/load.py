@@ -12,22 +12,24 @@ from concurrent.futures import ThreadPoolExecutor
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import mmap
 import os
 from pathlib import Path
 from typing import Any
 
+from absl import logging
 from flax import nnx
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
 from her_jax.errors import ConfigError
+from her_jax.hf import folder as hf_folder
 from her_jax.hf import gguf, names, tensor_file
+from her_jax.hf.config import from_hf
 from her_jax.hf.source import Source, Tensor
-from her_jax.models.config import ModelConfig, from_hf
+from her_jax.models.config import ModelConfig
 from her_jax.models.qwen3 import abstract_model
 from her_jax.sharding import shardings
 
@@ -50,71 +52,54 @@ def load(
       `remat`, `vocab_multiple`. Weights of any float type are cast to `param_dtype`.
 
   Returns:
-    config, graphdef, params: `nnx.merge(graphdef, params)` is the model.
+    config, graphdef, params: `nnx.merge(graphdef, params)` is the model. Tensors with numbers
+    that are NaN or infinite are loaded, and named in one warning.
 
   Raises:
     FileNotFoundError: A file is not there.
-    ConfigError: The model is unsupported, or names or shapes of the weights differ from what
-      `config.json` or the metadata ask for; every one is listed.
-    ValueError: A weights file is damaged.
+    ConfigError: A file is damaged, the model is unsupported, or names, shapes or types of the
+      weights differ from what `config.json` or the metadata ask for; every one is listed.
   """
   folder = Path(folder)
   with _open(folder) as source:
-    config = _config(folder, source, overrides)
+    config = _config(source, overrides)
+    if config.num_layers > len(source.tensors):  # Millions would take a while to list.
+      raise ConfigError(
+        f"{source.file}: {config.num_layers:,} layers are more than the {len(source.tensors):,} "
+        "tensors of the weights."
+      )
     graphdef, abstract = abstract_model(config)
     weights = [
       dataclasses.replace(weight, name=source.rename(weight.name))
       for weight in names.weights(abstract, config.vocab_size)
     ]
     _check(folder, config, weights, source.tensors)
-    return config, graphdef, _read(abstract, weights, source.tensors, mesh)
+    params, suspect = _read(abstract, weights, source.tensors, mesh)
+  if suspect:
+    logging.warning(
+      "%s: NaN or infinite as %s: %s", folder, config.param_dtype, ", ".join(sorted(suspect))
+    )
+  return config, graphdef, params
 
 
 def read_config(folder: str | os.PathLike[str], **overrides: Any) -> ModelConfig:
   """What `load` would load; takes the same, and raises what it does."""
   with _open(Path(folder)) as source:
-    return _config(Path(folder), source, overrides)
+    return _config(source, overrides)
 
 
-def _config(folder: Path, source: Source, overrides: Mapping[str, Any]) -> ModelConfig:
+def _config(source: Source, overrides: Mapping[str, Any]) -> ModelConfig:
   try:
     return from_hf(source.hf, **overrides)
-  except ValueError as error:
-    raise ConfigError(f"{folder}: {error}") from None
+  except ConfigError as error:
+    raise ConfigError(f"{source.file}: {error}") from None
 
 
-@contextlib.contextmanager
-def _open(folder: Path) -> Iterator[Source]:
+def _open(folder: Path) -> contextlib.AbstractContextManager[Source]:
   """Opens every weights file; only their headers are read."""
   if file := gguf.find(folder):
-    yield gguf.read(file)
-    return
-  path = folder / "config.json"
-  if not path.is_file():
-    raise FileNotFoundError(
-      f"{path} is missing: pass a local folder in Hugging Face format, or a .gguf file."
-    )
-  index = folder / "model.safetensors.index.json"
-  files = ["model.safetensors"]
-  if index.is_file():
-    try:
-      files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-      raise ValueError(
-        f"{index} is broken ({error!r}): copy or download the file again."
-      ) from None
-  if missing := [name for name in files if not (folder / name).is_file()]:
-    raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}.")
-  with contextlib.ExitStack() as stack:
-    found: dict[str, Tensor] = {}
-    for name in files:
-      held = stack.enter_context(tensor_file.opened(folder / name))
-      if twice := sorted(found.keys() & held.keys()):
-        raise ValueError(
-          f"{folder / name} holds {twice[0]} a second time: keep one of the files."
-        )
-      found |= held
-    yield Source(json.loads(path.read_text()), found)
+    return contextlib.nullcontext(gguf.read(file))
+  return hf_folder.opened(folder)
 
 
 def _check(
@@ -128,7 +113,10 @@ def _check(
   if config.tie_embeddings and names.LM_HEAD in unexpected and names.EMBEDDING in found:
     # The published small Qwen3 models store the tied head a second time.
     unexpected -= {names.LM_HEAD}
-    if not _same(tensors[names.LM_HEAD], tensors[names.EMBEDDING]):
+    head, embedding = tensors[names.LM_HEAD], tensors[names.EMBEDDING]
+    # Of another shape or type, the embedding is listed below.
+    comparable = found[names.EMBEDDING] == expected[names.EMBEDDING]
+    if comparable and embedding.dtype in tensor_file.DTYPES and not _same(head, embedding):
       problems.append(f"  differs from the embedding it is tied to: {names.LM_HEAD}")
   problems += [f"  missing: {name}" for name in expected if name not in found]
   problems += [f"  unexpected: {name}" for name in sorted(unexpected)]
@@ -138,7 +126,7 @@ def _check(
     if name in found and found[name] != shape
   ]
   problems += [
-    f"  {tensors[name].dtype}, and quantised weights are unsupported: {name}"
+    f"  {tensors[name].dtype} instead of {' or '.join(tensor_file.DTYPES)}: {name}"
     for name in expected
     if name in found and tensors[name].dtype not in tensor_file.DTYPES
   ]
@@ -147,8 +135,8 @@ def _check(
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
-  """Whether two tensors hold the same bytes."""
-  if (one.dtype, one.shape) != (two.dtype, two.shape) or one.dtype not in tensor_file.DTYPES:
+  """Whether two matrices of a float type hold the same bytes."""
+  if (one.dtype, one.shape) != (two.dtype, two.shape):
     return False
   rows, width = one.shape
   step = max(1, _TURN_BYTES // (width * tensor_file.DTYPES[one.dtype].itemsize))
@@ -167,8 +155,9 @@ def _read(
   weights: list[names.Weight],
   tensors: _Tensors,
   mesh: jax.sharding.Mesh | None,
-) -> nnx.State:
-  """Builds one parameter after the other."""
+) -> tuple[nnx.State, set[str]]:
+  """Builds one parameter after the other; with the names of tensors that are not finite."""
+  suspect: set[str] = set()
   parts: dict[str, list[names.Weight]] = defaultdict(list)
   for weight in weights:
     parts[weight.path].append(weight)
@@ -179,10 +168,10 @@ def _read(
     places = names.flatten(shardings(abstract, mesh))
   with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
     arrays = [
-      _build(parts[path], tensors, x.shape, x.dtype, places[path], pool)
+      _build(parts[path], tensors, x.shape, x.dtype, places[path], pool, suspect)
       for path, x in names.flatten(abstract).items()
     ]
-  return jax.tree.unflatten(jax.tree.structure(abstract), arrays)
+  return jax.tree.unflatten(jax.tree.structure(abstract), arrays), suspect
 
 
 def _build(
@@ -192,6 +181,7 @@ def _build(
   dtype: np.dtype,
   place: jax.sharding.Sharding,
   pool: ThreadPoolExecutor,
+  suspect: set[str],
 ) -> jax.Array:
   """One parameter, on the devices where it belongs.
 
@@ -202,6 +192,7 @@ def _build(
     dtype: Of the parameter.
     place: Its sharding.
     pool: Reads.
+    suspect: Gets the names of tensors of which a part that was read is not finite.
   """
 
   def array(weights: list[names.Weight], shape: Sequence[int], place: Any) -> jax.Array:
@@ -211,12 +202,11 @@ def _build(
       stacked = weights[0].layer is not None
       rows, held = (out, weights[bounds[0]]) if stacked else ([out], weights)
       waiting = [
-        pool.submit(turn)
+        (weight.name, pool.submit(turn))
         for row, weight in zip(rows, held, strict=True)
         for turn in _turns(tensors[weight.name], weight, bounds[stacked:], row)
       ]
-      for done in waiting:
-        done.result()
+      suspect.update([name for name, done in waiting if not done.result()])
       return out
 
     return jax.make_array_from_callback(tuple(shape), place, block)
@@ -309,8 +299,8 @@ def _zeros(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
 
 def _turns(
   tensor: Tensor, weight: names.Weight, bounds: list[slice], out: np.ndarray
-) -> Iterator[Callable[[], None]]:
-  """What to call, in any order, to fill a block of ours from one tensor.
+) -> Iterator[Callable[[], bool]]:
+  """What to call, in any order, to fill a block of ours from one tensor; see `_copy`.
 
   Args:
     tensor: Where it is stored.
@@ -335,17 +325,26 @@ def _turns(
     yield functools.partial(_copy, tensor, start + at, columns, piece)
 
 
-def _copy(tensor: Tensor, start: int, columns: slice, out: np.ndarray) -> None:
-  """Reads rows from `start` on, of them `columns`, into a view of any strides and float type."""
+def _copy(tensor: Tensor, start: int, columns: slice, out: np.ndarray) -> bool:
+  """Reads rows from `start` on, of them `columns`, into a view of any strides and float type.
+
+  Returns:
+    Whether all that was read and converted, also of other columns, is finite.
+  """
   width, stored = tensor.shape[-1], tensor_file.DTYPES[tensor.dtype]
   if out.flags.c_contiguous and out.dtype == stored and out.shape[1] == width:
     tensor.read_rows(start, out)
-    return
+    return tensor_file.finite(out)
   strip = np.empty((min(tensor_file.STRIP, len(out)), width), stored)
   cast = strip if out.dtype == stored else np.empty(strip.shape, out.dtype)
+  # Of the two the one that holds less: widened, a number stays what it is.
+  narrow = strip if stored.itemsize < out.dtype.itemsize else cast
+  finite = True
   for at in range(0, len(out), len(strip)):
     piece = out[at : at + len(strip)]
     tensor.read_rows(start + at, strip[: len(piece)])
     if cast is not strip:
       tensor_file.cast(strip[: len(piece)], cast[: len(piece)])
+    finite = tensor_file.finite(narrow[: len(piece)]) and finite
     tensor_file.copy_strip(cast[: len(piece), columns], piece)
+  return finite

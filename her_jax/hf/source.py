@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,11 +34,13 @@ class Source:
   """An opened checkpoint.
 
   Attributes:
+    file: Where `hf` was read, for errors.
     hf: Its `config.json`, or the same told by other metadata.
     tensors: By the names in the file.
     rename: Hugging Face's name of a tensor -> the one in the file.
   """
 
+  file: Path
   hf: Mapping[str, Any]
   tensors: Mapping[str, Tensor]
   rename: Callable[[str], str] = str

@@ -10,7 +10,10 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from her_jax.hf import gguf
+from her_jax.errors import ConfigError
+from her_jax.hf import folder as hf_folder
+from her_jax.hf import gguf, json_object
+from her_jax.hf.config import from_hf
 from her_jax.roleplay import chat, tokens
 
 CONTROL = (chat.PAD, chat.IM_START, chat.IM_END)
@@ -44,12 +47,12 @@ def load(folder: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
 
   Raises:
     FileNotFoundError: the folder holds no `tokenizer.json`.
-    ConfigError: the GGUF file describes no tokenizer that can be rebuilt.
-    ValueError: the tokenizer lacks Qwen's ChatML tokens.
+    ConfigError: its files are damaged, the GGUF file describes no tokenizer that can be rebuilt,
+      or the tokenizer lacks Qwen's ChatML tokens.
   """
   tokenizer: PreTrainedTokenizerBase
   if (pathlib.Path(folder) / "tokenizer.json").is_file():
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    tokenizer = _of_folder(pathlib.Path(folder))
   elif file := gguf.find(folder):
     tokenizer = gguf.tokenizer(file)
   else:
@@ -57,9 +60,30 @@ def load(folder: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
       f"{folder} holds no tokenizer.json; point config.tokenizer at a Hugging Face folder or"
       f" leave it empty to take the tokenizer of the checkpoint"
     )
-  for token in CONTROL:
-    chat.control_id(token, tokenizer)
+  try:
+    for token in CONTROL:
+      chat.control_id(token, tokenizer)
+  except ValueError as error:
+    raise ConfigError(f"{folder}: {error}") from None
   return tokenizer
+
+
+def _of_folder(folder: pathlib.Path) -> PreTrainedTokenizerBase:
+  """What transformers makes of the files; it looks into config.json too."""
+  config = folder / hf_folder.CONFIG
+  hf = json_object.read(config) if config.is_file() else None
+  try:
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+  except Exception as error:  # Of any type: the parsers below transformers raise bare ones.
+    reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+  if hf is not None:
+    try:
+      from_hf(hf)
+    except ConfigError as error:
+      raise ConfigError(f"{config}: {error}") from None
+  raise ConfigError(
+    f"the tokenizer in {folder} cannot be read ({reason}): copy or download its files again."
+  )
 
 
 def train(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:

@@ -1,8 +1,12 @@
-"""Shape and numerics of a Qwen3 or Llama decoder, and its Hugging Face spelling."""
+"""Shape and numerics of a Qwen3 or Llama decoder."""
 
 from collections.abc import Mapping
 import dataclasses
+import reprlib
+import sys
 from typing import Any, Literal, get_args
+
+from her_jax.errors import ConfigError
 
 _FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 Remat = Literal["full", "attention", "projections", "minimal", "none"]
@@ -10,8 +14,17 @@ Attention = Literal[
   "auto", "reference", "tree", "tree_interpret", "splash", "splash_interpret", "cudnn"
 ]
 
+# What a setting can be -> how an error says it.
+Wanted = Literal["size", "number", "switch"]
+_LARGEST = 2**31 - 1  # Of an axis: XLA counts some in 32 bits.
+_WORDS: Mapping[Wanted, str] = {
+  "size": f"a whole number from 1 to {_LARGEST:,}",
+  "number": "a finite number above 0",
+  "switch": "true or false",
+}
+
 # Kind of rotary scaling -> the fields it must have, and those it may have.
-_SCALINGS = {
+SCALINGS = {
   "linear": (("factor",), ()),
   "yarn": (
     ("factor", "original_max_position_embeddings"),
@@ -22,6 +35,22 @@ _SCALINGS = {
     (),
   ),
 }
+
+
+def require(name: str, value: Any, wanted: Wanted) -> None:
+  """Raises ConfigError unless a setting is what it has to be.
+
+  JSON lets through what Python then takes for something else: "false" is true, and true is 1.
+  32.0 is no size, and neither NaN nor 10**400 is a number.
+  """
+  number = isinstance(value, int | float) and not isinstance(value, bool)
+  fits = {
+    "size": number and isinstance(value, int) and 1 <= value <= _LARGEST,
+    "number": number and 0 < value <= sys.float_info.max,
+    "switch": isinstance(value, bool),
+  }
+  if not fits[wanted]:
+    raise ConfigError(f"{name} must be {_WORDS[wanted]}, got {reprlib.repr(value)}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,26 +87,25 @@ class RopeScaling:
   high_freq_factor: float | None = None
 
   def __post_init__(self):
-    if self.rope_type not in _SCALINGS:
-      raise ValueError(
-        f"rope_type={self.rope_type!r} is not implemented, only default, "
-        f"{', '.join(_SCALINGS)} are. Take rope_scaling out to use the context the weights "
+    if self.rope_type not in list(SCALINGS):  # A set would have to hash it.
+      raise ConfigError(
+        f"rope_type={reprlib.repr(self.rope_type)} is not implemented, only default, "
+        f"{', '.join(SCALINGS)} are. Take rope_scaling out to use the context the weights "
         "were trained for (40,960 tokens for Qwen3)."
       )
-    required, optional = _SCALINGS[self.rope_type]
+    required, optional = SCALINGS[self.rope_type]
     given = {name for name, value in self.to_hf().items() if name != "rope_type"}
     if lacks := [name for name in required if name not in given]:
-      raise ValueError(f"rope_type {self.rope_type!r} lacks {', '.join(lacks)}; add them.")
+      raise ConfigError(f"rope_type {self.rope_type!r} lacks {', '.join(lacks)}; add them.")
     if unread := sorted(given - {*required, *optional}):
-      raise ValueError(f"rope_type {self.rope_type!r} does not read {', '.join(unread)}.")
-    for name in sorted(given - {"truncate"}):
-      value = getattr(self, name)
-      if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ValueError(f"rope_scaling: {name} must be a number above 0, got {value!r}.")
+      raise ConfigError(f"rope_type {self.rope_type!r} does not read {', '.join(unread)}.")
+    special: dict[str, Wanted] = {
+      "truncate": "switch", "original_max_position_embeddings": "size"
+    }  # fmt: skip
+    for name in sorted(given):
+      require(f"rope_scaling: {name}", getattr(self, name), special.get(name, "number"))
     if self.factor < 1:
-      raise ValueError(f"rope_scaling: factor must be at least 1, got {self.factor}.")
-    if not isinstance(self.truncate, bool | None):
-      raise ValueError(f"rope_scaling: truncate must be true or false, got {self.truncate!r}.")
+      raise ConfigError(f"rope_scaling: factor must be at least 1, got {self.factor}.")
     ramps = {
       "yarn": ("beta_slow", self.beta_slow or 1, "beta_fast", self.beta_fast or 32),
       "llama3": (
@@ -88,7 +116,7 @@ class RopeScaling:
     if self.rope_type in ramps:
       low, below, high, above = ramps[self.rope_type]
       if below >= above:
-        raise ValueError(f"rope_scaling: {low}={below} must be less than {high}={above}.")
+        raise ConfigError(f"rope_scaling: {low}={below} must be less than {high}={above}.")
 
   def to_hf(self) -> dict[str, Any]:
     """The fields that are set."""
@@ -158,21 +186,28 @@ class ModelConfig:
       "num_kv_heads", "head_dim", "max_position_embeddings", "vocab_multiple",
     )  # fmt: skip
     for name in sizes:
-      if getattr(self, name) < 1:
-        raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+      require(name, getattr(self, name), "size")
+    for name in ("tie_embeddings", "qk_norm"):
+      require(name, getattr(self, name), "switch")
+    for name in ("rope_theta", "rms_norm_eps"):
+      require(name, getattr(self, name), "number")
+    if self.rope_theta <= 1:
+      raise ConfigError(
+        f"rope_theta must be above 1, got {self.rope_theta}: pairs rotate ever more slowly."
+      )
     if self.num_heads % self.num_kv_heads:
-      raise ValueError(
+      raise ConfigError(
         f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}: "
         "every key/value head serves the same number of query heads."
       )
     if self.head_dim % 2:
-      raise ValueError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs.")
+      raise ConfigError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs.")
     for name in ("dtype", "param_dtype"):
       if getattr(self, name) not in _FLOAT_DTYPES:
-        raise ValueError(f"{name}={getattr(self, name)!r} is not one of {_FLOAT_DTYPES}.")
+        raise ConfigError(f"{name}={getattr(self, name)!r} is not one of {_FLOAT_DTYPES}.")
     for name, allowed in (("remat", get_args(Remat)), ("attention", get_args(Attention))):
       if getattr(self, name) not in allowed:
-        raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}.")
+        raise ConfigError(f"{name}={getattr(self, name)!r} is not one of {allowed}.")
 
   @property
   def vocab_rows(self) -> int:
@@ -235,167 +270,3 @@ PRESETS: Mapping[str, ModelConfig] = {
   "qwen3-14b": _qwen3(5120, 17_408, 40, 40, tied=False),
   "qwen3-32b": _qwen3(5120, 25_600, 64, 64, tied=False),
 }
-
-
-# Our field -> the field of Hugging Face's config.json.
-_HF_FIELDS = {
-  "vocab_size": "vocab_size",
-  "hidden_size": "hidden_size",
-  "intermediate_size": "intermediate_size",
-  "num_layers": "num_hidden_layers",
-  "num_heads": "num_attention_heads",
-  "num_kv_heads": "num_key_value_heads",
-  "head_dim": "head_dim",
-  "tie_embeddings": "tie_word_embeddings",
-  "max_position_embeddings": "max_position_embeddings",
-  "rms_norm_eps": "rms_norm_eps",
-}
-
-# By model_type: fields that change the forward pass, with the only value implemented here.
-_HF_FIXED: Mapping[str, Mapping[str, Any]] = {
-  "qwen3": {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False},
-  "llama": {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
-}
-# The same, but never written.
-_HF_UNSUPPORTED = {"partial_rotary_factor": 1.0, "quantization_config": None}
-_ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
-
-
-def from_hf(hf: Mapping[str, Any], **overrides: Any) -> ModelConfig:
-  """Reads a Hugging Face `config.json` of a dense Qwen3 or a Llama.
-
-  Args:
-    hf: The parsed file, with `rope_theta` and `rope_scaling` (transformers 4), with
-      `rope_parameters` (transformers 5), or with both where they agree.
-    **overrides: Fields of `ModelConfig` that the file does not decide: `dtype`,
-      `param_dtype`, `remat`.
-
-  Raises:
-    ValueError: A field is missing, or asks for something that is not implemented.
-  """
-  kind = hf.get("model_type", "qwen3")
-  if kind not in _HF_FIXED:
-    raise ValueError(
-      f"config.json: model_type={kind!r} is unsupported, only {' and '.join(_HF_FIXED)} are."
-    )
-  for name, only in {**_HF_FIXED[kind], **_HF_UNSUPPORTED}.items():
-    if hf.get(name, only) != only:
-      raise ValueError(f"config.json: {name}={hf[name]!r} is unsupported, only {only!r} is.")
-  if layers := set(hf.get("layer_types") or ()) - {"full_attention"}:
-    raise ValueError(f"config.json: layer_types has {sorted(layers)}, which is unsupported.")
-  if kind == "llama":
-    hf = _with_llama_defaults(hf)
-  missing = [name for name in _HF_FIELDS.values() if hf.get(name) is None]
-  if missing:
-    raise ValueError(f"config.json lacks {', '.join(missing)}; add them: none has a default.")
-  fields = {ours: hf[theirs] for ours, theirs in _HF_FIELDS.items()}
-  fields |= {"rope_theta": _rope_theta(hf), "rope_scaling": _rope_scaling(hf)}
-  return ModelConfig(**{**fields, "qk_norm": kind == "qwen3", **overrides})
-
-
-def _with_llama_defaults(hf: Mapping[str, Any]) -> dict[str, Any]:
-  """Fills in what older Llama files leave out, which has one meaning only."""
-  width, heads = hf.get("hidden_size"), hf.get("num_attention_heads")
-  derived: dict[str, Any] = {"num_key_value_heads": heads}
-  if width and heads:
-    derived["head_dim"] = width // heads
-  if not any("rope_theta" in rope for rope in _ropes(hf)):
-    derived["rope_theta"] = 1e4
-  return {**hf, **{name: value for name, value in derived.items() if hf.get(name) is None}}
-
-
-def _ropes(hf: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-  """The rotary settings that are there, in either spelling, without those that are null."""
-  kept = ("factor", "truncate")  # Null says something else than an absent one there.
-  found = [hf[name] for name in ("rope_scaling", "rope_parameters") if hf.get(name)]
-  return [{k: v for k, v in rope.items() if v is not None or k in kept} for rope in found]
-
-
-def _rope_theta(hf: Mapping[str, Any]) -> float:
-  """The rotary base in either spelling."""
-  bases = [rope.get("rope_theta") for rope in (hf, *_ropes(hf))]
-  thetas = {float(base) for base in bases if base is not None}
-  if len(thetas) != 1:
-    raise ValueError(
-      "config.json needs one rope_theta, at the top or in rope_parameters; "
-      f"found {sorted(thetas) or 'none'}."
-    )
-  return thetas.pop()
-
-
-def _rope_scaling(hf: Mapping[str, Any]) -> RopeScaling | None:
-  """The scaling in either spelling; raises where both are there and differ."""
-  found = {_one_scaling(rope, hf) for rope in _ropes(hf)}
-  if len(found) > 1:
-    raise ValueError(
-      "config.json: rope_scaling and rope_parameters ask for different scalings of the rotary "
-      "frequencies; make them say the same, or take one out."
-    )
-  return found.pop() if found else None
-
-
-def _one_scaling(rope: Mapping[str, Any], hf: Mapping[str, Any]) -> RopeScaling | None:
-  kind = rope.get("rope_type", rope.get("type", "default"))
-  fields = {k: v for k, v in rope.items() if k not in ("rope_type", "type", "rope_theta")}
-  if fields.pop("partial_rotary_factor", 1.0) != 1.0:
-    raise ValueError("config.json: partial_rotary_factor is unsupported, only 1.0 is.")
-  if kind == "default":
-    return None
-  if kind in ("yarn", "llama3"):
-    # A length at the top of the file goes first, and the context stands in for an absent one.
-    context = hf["max_position_embeddings"]
-    original = fields.get("original_max_position_embeddings", context)
-    original = hf.get("original_max_position_embeddings") or original
-    fields["original_max_position_embeddings"] = original
-    if kind == "yarn" and fields.get("factor", 1) is None:
-      fields["factor"] = context / original
-    if "truncate" in fields:
-      fields["truncate"] = bool(fields["truncate"])
-  if unread := sorted(fields.keys() - RopeScaling.__dataclass_fields__.keys()):
-    raise ValueError(f"config.json: rope_type {kind!r} does not read {', '.join(unread)}.")
-  try:
-    return RopeScaling(**{"factor": None, **fields, "rope_type": kind})
-  except ValueError as error:
-    raise ValueError(f"config.json: {error}") from None
-
-
-def to_hf(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
-  """The Hugging Face `config.json`, readable by transformers 4 and 5.
-
-  A model with norms of queries and keys is written as a Qwen3, one without as a Llama.
-
-  Args:
-    config: The model.
-    dtype: Of the weights beside the file.
-
-  Raises:
-    ValueError: The model is a Llama of a shape that transformers refuses.
-  """
-  kind = "qwen3" if config.qk_norm else "llama"
-  if kind == "llama" and config.hidden_size % config.num_heads:
-    raise ValueError(
-      f"hidden_size={config.hidden_size} is not a multiple of num_heads={config.num_heads}: "
-      "transformers loads no such Llama."
-    )
-  scaling = config.rope_scaling.to_hf() if config.rope_scaling else None
-  # Absent, these two would be Llama's own <s> and </s>.
-  ids = {"bos_token_id": None, "eos_token_id": None} if kind == "llama" else {}
-  return {
-    "architectures": [_ARCHITECTURES[kind]],
-    "model_type": kind,
-    **_HF_FIXED[kind],
-    **{theirs: getattr(config, ours) for ours, theirs in _HF_FIELDS.items()},
-    **ids,
-    "attention_dropout": 0.0,
-    "initializer_range": 0.02,
-    "rope_theta": config.rope_theta,
-    "rope_scaling": scaling,
-    "rope_parameters": {
-      **(scaling or {"rope_type": "default"}),
-      "rope_theta": config.rope_theta,
-    },
-    **({"sliding_window": None} if kind == "qwen3" else {}),
-    "use_cache": True,
-    "dtype": dtype,
-    "torch_dtype": dtype,
-  }

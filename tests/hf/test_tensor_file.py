@@ -1,6 +1,7 @@
 """Headers of safetensors files: what the format's own library writes is read, and the reverse."""
 
 import json
+import math
 import struct
 
 import hypothesis
@@ -8,8 +9,10 @@ from hypothesis import strategies as st
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from her_jax.errors import ConfigError
 from her_jax.hf import tensor_file
 
 _KINDS = [np.dtype(t) for t in (np.float32, np.float16, np.float64, ml_dtypes.bfloat16)]
@@ -74,6 +77,24 @@ def test_bfloat16_is_rounded_as_everywhere(bits):
     np.testing.assert_array_equal(again, half.astype(np.float32))
 
 
+@pytest.mark.parametrize("kind", _KINDS, ids=str)
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 7, 11])
+def test_what_is_not_finite_is_found_anywhere(kind, value, at):
+  numbers = np.resize(np.array([0, -0.0, 1, -1]), 12).astype(kind)
+  numbers[3:5] = ml_dtypes.finfo(kind).max, ml_dtypes.finfo(kind).min
+  assert tensor_file.finite(numbers.reshape(3, 4))
+  numbers[at] = value
+  assert not tensor_file.finite(numbers.reshape(3, 4))
+
+
+@hypothesis.given(bits=st.lists(st.integers(0, 2**16 - 1)))
+def test_every_number_is_finite_or_not_as_numpy_says(bits):
+  for kind in (np.float16, ml_dtypes.bfloat16):
+    values = np.array(bits, np.uint16).view(kind)
+    assert tensor_file.finite(values) == np.isfinite(values).all()
+
+
 def _entry(**changes):
   return {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]} | changes
 
@@ -87,25 +108,130 @@ def _entry(**changes):
     struct.pack("<Q", 2**62) + b"{}",
     struct.pack("<Q", 4) + b"nope",
     struct.pack("<Q", 2) + b"[]",
+    struct.pack("<Q", 2) + b"\xff\xff",
+    struct.pack("<Q", 200_000) + b'{"w":' + b"[" * 199_995,
+    struct.pack("<Q", 5000) + b'{"w":' + b"9" * 4994 + b"}",
+    struct.pack("<Q", 15) + b'{"w":{},"w":{}}',
+    [],
+    None,
+    "w",
+    {},
     _entry(data_offsets=[0, 17]),
     _entry(data_offsets=[16, 32]),
     _entry(data_offsets=[-16, 0]),
     _entry(data_offsets=[0]),
     _entry(shape=[-2, -2]),
+    _entry(data_offsets=[0, 16, 16]),
+    _entry(data_offsets=[0.0, 16.0]),
+    _entry(data_offsets=["0", "16"]),
+    _entry(data_offsets=[False, 16]),
+    _entry(data_offsets={"0": 16}),
+    _entry(data_offsets=[8, 0]),
+    _entry(data_offsets=[0, 1e400]),
+    _entry(data_offsets=[0, 10**400]),
+    _entry(data_offsets=None),
     _entry(shape="22"),
+    _entry(shape=[2.5, 2]),
+    _entry(shape=[2.0, 2.0]),
+    _entry(shape=[True, 4]),
+    _entry(shape=["2", 2]),
+    _entry(shape=[[2, 2]]),
+    _entry(shape=[math.nan]),
+    _entry(shape=[1e400]),
+    _entry(shape=[10**400, 10**400]),
+    _entry(shape={"2": 2}),
+    _entry(shape=4),
+    _entry(shape=[2]),
+    _entry(dtype=4),
+    _entry(dtype=None),
+    _entry(dtype=["F32"]),
+    _entry(dtype="F16"),
     {"dtype": "F32"},
   ],
-  ids=str,
+  ids=lambda data: str(data)[:60],
 )
 def test_a_broken_file_is_refused_by_name(tmp_path, data):
-  if isinstance(data, dict):
+  if not isinstance(data, bytes):
     text = json.dumps({"w": data}).encode()
     data = struct.pack("<Q", len(text)) + text + bytes(16)
   path = tmp_path / "model.safetensors"
   path.write_bytes(data)
-  with pytest.raises(ValueError, match="model.safetensors .*download the file again"):
+  with pytest.raises(ConfigError, match="model.safetensors .*download the file again"):
     with tensor_file.opened(path):
       pass
+
+
+@pytest.mark.parametrize(
+  ("spans", "message"),
+  [
+    ({"a": [0, 8], "b": [8, 16]}, None),
+    ({"b": [8, 16], "a": [0, 8]}, None),
+    ({"a": [0, 8], "none": [8, 8], "b": [8, 16]}, None),
+    ({"a": [0, 8], "b": [4, 12], "c": [12, 16]}, "b begins at byte 4 .* instead of 8"),
+    ({"a": [0, 16], "b": [0, 16]}, "b begins at byte 0 .* instead of 16"),
+    ({"a": [0, 4], "b": [8, 16]}, "b begins at byte 8 .* instead of 4"),
+    ({"a": [4, 16]}, "a begins at byte 4 .* instead of 0"),
+    ({"a": [0, 16], "none": [8, 8]}, "none begins at byte 8 .* instead of 16"),
+    ({"a": [0, 8]}, "the last 8 bytes belong to no tensor"),
+    ({}, "the last 16 bytes belong to no tensor"),
+  ],
+  ids=str,
+)
+def test_tensors_fill_a_file_exactly(tmp_path, spans, message):
+  """As the format's own library has it: no overlap, no gap, nothing behind the last."""
+  entries = {
+    name: {"dtype": "F32", "shape": [(end - begin) // 4], "data_offsets": [begin, end]}
+    for name, (begin, end) in spans.items()
+  }
+  text = json.dumps(entries).encode()
+  path = tmp_path / "model.safetensors"
+  path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(16))
+  if message is None:
+    load_file(path)
+    with tensor_file.opened(path) as found:
+      assert found.keys() == spans.keys()
+  else:
+    with pytest.raises(SafetensorError):
+      load_file(path)
+    with pytest.raises(ConfigError, match=message):
+      with tensor_file.opened(path):
+        pass
+
+
+@pytest.mark.parametrize("metadata", [[], "pt", 3, None, {"format": 1}, {"a": {"b": "c"}}])
+def test_metadata_are_texts(tmp_path, metadata):
+  text = json.dumps({"__metadata__": metadata}).encode()
+  path = tmp_path / "model.safetensors"
+  path.write_bytes(struct.pack("<Q", len(text)) + text)
+  with pytest.raises(ConfigError, match="__metadata__ is"):
+    with tensor_file.opened(path):
+      pass
+
+
+_json = st.recursive(
+  st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+  lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+)
+
+
+@hypothesis.given(
+  entry=st.fixed_dictionaries(
+    {
+      "dtype": st.sampled_from(["F32", "I8", "X"]) | _json,
+      "shape": st.lists(st.integers(0, 4)) | _json,
+      "data_offsets": st.tuples(st.integers(0, 20), st.integers(0, 20)) | _json,
+    }
+  ),
+)
+def test_no_header_raises_anything_else(tmp_path_factory, entry):
+  text = json.dumps({"w": entry}).encode()
+  path = tmp_path_factory.getbasetemp() / "header.safetensors"
+  path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(16))
+  try:
+    with tensor_file.opened(path):
+      pass
+  except ConfigError as error:
+    assert str(path) in str(error)
 
 
 @hypothesis.given(data=st.binary(max_size=200))
@@ -115,7 +241,7 @@ def test_no_bytes_raise_anything_else(tmp_path_factory, data):
   try:
     with tensor_file.opened(path):
       pass
-  except ValueError as error:
+  except ConfigError as error:
     assert str(path) in str(error)
 
 

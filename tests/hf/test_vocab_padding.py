@@ -16,9 +16,10 @@ from configs import sft
 from her_jax import sharding
 from her_jax.errors import ConfigError
 from her_jax.hf import tokenizer as hf_tokenizer
+from her_jax.hf.config import to_hf
 from her_jax.hf.export import export_model
 from her_jax.hf.load import load
-from her_jax.models.config import ModelConfig, to_hf
+from her_jax.models.config import ModelConfig
 from her_jax.models.qwen3 import abstract_model
 from her_jax.roleplay.prompts import Variant
 from her_jax.tasks import start
@@ -190,7 +191,7 @@ def test_training_starts_only_with_a_row_for_every_id(
 
 
 def test_a_multiple_below_one_is_refused():
-  with pytest.raises(ValueError, match="vocab_multiple must be at least 1"):
+  with pytest.raises(ValueError, match="vocab_multiple must be a whole number from 1"):
     dataclasses.replace(_CONFIG, vocab_multiple=0)
   assert dataclasses.replace(_CONFIG, vocab_multiple=7).num_params() == _CONFIG.num_params()
   assert abstract_model(_CONFIG)[1]["embedding"].get_value().shape == (97, 16)

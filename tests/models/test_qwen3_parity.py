@@ -13,8 +13,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from her_jax.hf import names
+from her_jax.hf.config import to_hf
 from her_jax.hf.load import load
-from her_jax.models.config import ModelConfig, RopeScaling, to_hf
+from her_jax.models.config import ModelConfig, RopeScaling
 from her_jax.models.qwen3 import Qwen3, init_cache
 
 _TOLERANCE = 1e-4
