@@ -23,7 +23,7 @@ class NoAnswer(Exception):
 
   Attributes:
     usage: What it cost.
-    empty: Whether it is whole and well made, and says nothing: to ask for the very same call
+    empty: Whether it was paid for, came whole and says nothing: to ask for the very same call
       again would bring the same again.
     status: An error's code that the body tells, though HTTP said 200.
   """
@@ -49,17 +49,15 @@ def parse(body: bytes) -> Reply:
     raise NoAnswer(f"the answer is no JSON ({_line(error)})", Usage(unknown=1)) from None
   row = row if isinstance(row, dict) else {}
   usage = _usage(row.get("usage"))
-  if error := row.get("error"):
-    code = error.get("code") if isinstance(error, dict) else None
-    raise NoAnswer(
-      f"an error in place of an answer: {_line(error)}", usage,
-      status=code if isinstance(code, int) else 0,
-    )  # fmt: skip
+  if wrong := row.get("error"):
+    code = wrong.get("code") if isinstance(wrong, dict) else None
+    told = f"an error in place of an answer: {_line(wrong)}"
+    raise NoAnswer(told, usage, usage.told, code if isinstance(code, int) else 0)
   choices = row.get("choices")
   choice = choices[0] if isinstance(choices, list) and choices else None
   message = choice.get("message") if isinstance(choice, dict) else None
   if not isinstance(choice, dict) or not isinstance(message, dict):
-    raise NoAnswer("an answer without a message", usage)
+    raise NoAnswer("an answer without a message", usage, empty=usage.told)
   finish = _finish(choice.get("finish_reason"))
   if refusal := _text(message.get("refusal")):
     return Reply(refusal, "", "refusal", usage)
@@ -99,10 +97,10 @@ def _finish(value: Any) -> str:
 def _usage(row: Any) -> Usage:
   """Both counts, or unknown: half of them would be a number that is too low."""
   told = row if isinstance(row, dict) else {}
-  counts = [told.get(name) for name in ("prompt_tokens", "completion_tokens")]
-  if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in counts):
+  read, written = told.get("prompt_tokens"), told.get("completion_tokens")
+  if type(read) is not int or type(written) is not int or min(read, written) < 0:
     return Usage(unknown=1)
-  return Usage(*counts)
+  return Usage(read, written)
 
 
 def _line(value: Any) -> str:
