@@ -10,7 +10,7 @@ import pytest
 
 from her_jax.errors import ConfigError
 from her_jax.llm import replay
-from her_jax.llm.client import Client, Failure, Message, Reply, Request, Usage, key
+from her_jax.llm.client import Client, Failure, Message, Reply, Request, Usage
 from her_jax.llm.journal import Journal
 from her_jax.llm.scripted import Scripted
 from her_jax.roleplay.schema import DataError
@@ -33,8 +33,8 @@ def test_an_answer_comes_back_as_it_was(tmp_path):
   path = tmp_path / "calls.jsonl"
   fill(path, 5)
   with Journal(path) as journal:
-    assert journal.get(key("m", request(3))) == answer(request(3))
-    assert journal.get(key("other", request(3))) is None
+    assert journal.get(request(3).key("m")) == answer(request(3))
+    assert journal.get(request(3).key("other")) is None
     assert (len(journal), journal.spent, journal.in_doubt) == (5, Usage(15, 10), 0)
   assert replay.read(path)["r/4"] == answer(request(4))
 
@@ -116,15 +116,15 @@ def test_many_threads_share_a_journal(tmp_path):
 
     def work(part: int) -> None:
       for i in range(part, 200, 4):
-        journal.begin(key("m", request(i)), request(i))
-        journal.end(key("m", request(i)), request(i), answer(request(i)))
+        journal.begin(request(i).key("m"), request(i))
+        journal.end(request(i).key("m"), request(i), answer(request(i)))
 
     threads = [threading.Thread(target=work, args=(part,)) for part in range(4)]
     for thread in threads:
       thread.start()
     for thread in threads:
       thread.join()
-    assert all(journal.get(key("m", request(i))) == answer(request(i)) for i in range(200))
+    assert all(journal.get(request(i).key("m")) == answer(request(i)) for i in range(200))
   assert len(replay.read(path)) == 200
 
 
