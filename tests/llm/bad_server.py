@@ -10,7 +10,8 @@ that is no JSON), hang, empty. A call is paid for when its answer was computed, 
 
 `reply` names a function of the messages. It gives the text, or fields of the message
 ({"content", "reasoning_content", …}); {"raw": …} is the whole body as it stands, and {"status": …,
-"body": …, "headers": …} an error, which is not paid for.
+"body": …, "headers": …} an error, which is not paid for; `_KEY_` in it becomes the key that was
+sent.
 """
 
 from collections import Counter, defaultdict
@@ -158,7 +159,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       time.sleep(0.2)
     answer = self.server.answer(name, fault, lasting, body)
     if "status" in answer:
-      return self._answer(answer["status"], answer.get("body", {}), answer.get("headers"))
+      key = self.headers.get("Authorization", "").removeprefix("Bearer ")
+      told = json.loads(json.dumps(answer.get("body", {})).replace("_KEY_", key))
+      return self._answer(answer["status"], told, answer.get("headers"))
     raw = (answer["raw"] if "raw" in answer else json.dumps(answer)).encode()
     if fault == "broken":
       raw = raw[: len(raw) // 2]
