@@ -138,12 +138,18 @@ def test_many_threads_share_a_journal(tmp_path):
     ('{"text": "a"}', "id: missing"),
     ('{"id": "a", "text": "b", "txet": ""}', "txet: no such field"),
     ('{"id": "ok", "text": "b"}', "stands twice"),
+    ('{"id": "a", "text": "b", "reasoning": null}', "reasoning: expected a text"),
+    (
+      '{"id": "a", "text": "b", "finish_reason": "done"}',
+      "finish_reason: 'done' is not one of",
+    ),
+    ('{"id": "a", "text": "\\ud800"}', "half of a surrogate pair"),
   ],
 )
 def test_a_broken_recording_is_named(tmp_path, line, told):
   path = tmp_path / "replies.jsonl"
   path.write_text(json.dumps({"id": "ok", "text": "yes"}) + "\n\n" + line + "\n")
-  with pytest.raises(DataError, match=rf"replies\.jsonl:3: .*{told}"):
+  with pytest.raises(DataError, match=rf"replies\.jsonl:3\b.*{told}"):
     replay.read(path)
 
 
