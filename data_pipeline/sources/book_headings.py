@@ -34,10 +34,23 @@ _STYLES = (
 )
 
 
-def is_heading(line: str) -> bool:
+# Numbers and single words, which also stand at the end of a sentence on a line of its own.
+_WEAK = (_STYLES[1], _STYLES[3])
+
+
+def is_heading(line: str, before: str = "") -> bool:
   """Whether a line without blanks around it is a heading.
+
+  Args:
+    before: the last line before it that is not blank; a bare number or word is none within a
+      sentence.
 
   Example:
     is_heading("CHAPTER IV. In Which They Meet") and not is_heading("Chapter after chapter.")
   """
-  return bool(line) and any(style.fullmatch(line) for style in _STYLES)
+  if not line or line[0].islower():
+    return False
+  if not any(style.fullmatch(line) for style in _STYLES):
+    return False
+  goes_on = bool(before) and (before[-1].islower() or before[-1] in ",;")
+  return not (goes_on and any(style.fullmatch(line) for style in _WEAK))

@@ -52,6 +52,10 @@ _SPACED_OUT = re.compile(r"(?:\S ){5,}\S|\S(?: \S){2,}")  # E - B o o k s
 _PAGE = re.compile(r"\W*(?:p(?:age|g)?[.\- ]*)?(?:\d{1,4}|[ivxlc]{1,6})\W*", re.IGNORECASE)
 _ONLY_NUMBER = re.compile(r"\W*\d{1,4}\W*")
 _STOPS = ".!?…。！？"
+_SHORTENED = re.compile(
+  r"\b(?:Mr|Mrs|Ms|Dr|St|Rev|Col|Capt|Gen|Lt|Hon|Messrs|Mme|Mlle|Prof)\.$"
+)
+_CONTENTS = re.compile(r"(?i)\W*(?:table of contents|contents|目\s*录|目\s*錄)\W*")
 _CLOSERS = "\"”’'」』)）]_"
 _OPENERS = '"“‘「『—'
 
@@ -168,9 +172,11 @@ def _shouted(line: str) -> bool:
 def _chapters(lines: Sequence[str]) -> Iterator[Chapter]:
   """Splits at headings; what stands before the first is a title page and is left out."""
   parts: list[tuple[str, list[str]]] = [("", [])]
+  before = ""
   for i, line in enumerate(lines):
     alone = (i == 0 or not lines[i - 1].strip()) or line.startswith(("　", "第"))
-    if alone and is_heading(line.strip()):
+    before, above_it = line.strip() or before, before
+    if alone and is_heading(line.strip(), above_it):
       parts.append((" ".join(line.strip().lstrip("#").split()), []))
     else:
       parts[-1][1].append(line)
@@ -181,7 +187,8 @@ def _chapters(lines: Sequence[str]) -> Iterator[Chapter]:
   first, above = 0, ""
   for number, (title, within) in enumerate(parts):
     paragraphs = _paragraphs(within, spaced, width, joined)
-    if (front and number == 0) or not any(map(_has_letters, paragraphs)):
+    listed = _CONTENTS.fullmatch(title) is not None
+    if (front and number == 0) or listed or not any(map(_has_letters, paragraphs)):
       continue
     # A table of contents and the head of a part have little below each of their lines.
     if front and sum(map(len, paragraphs)) < 40 and number + 1 < len(parts):
@@ -261,16 +268,23 @@ def _by_indent(lines: Sequence[str]) -> list[list[str]]:
 
 
 def _by_stops(lines: Sequence[str], width: int) -> list[list[str]]:
-  """A paragraph ends in a full stop on a line that is short or before one that opens speech."""
+  """A paragraph ends in a full stop on a line that is short or before one that opens speech.
+
+  Within open quotation marks it goes on until they close or open anew.
+  """
   groups: list[list[str]] = []
+  quotes = 0
   for line in lines:
+    opens = line[0] in _OPENERS
     if groups:
       before = groups[-1][-1]
-      stopped = before[-1] in _STOPS + _CLOSERS + ":"
-      if not (stopped and (len(before) < 0.75 * width or line[0] in _OPENERS)):
+      stopped = before[-1] in _STOPS + _CLOSERS + ":" and not _SHORTENED.search(before)
+      if not (stopped and (opens or (len(before) < 0.75 * width and quotes % 2 == 0))):
         groups[-1].append(line)
+        quotes += line.count('"')
         continue
     groups.append([line])
+    quotes = line.count('"')
   return groups
 
 
