@@ -94,7 +94,8 @@ class Passage:
 
   def _of_speech(self) -> Iterator[tuple[str, list[int]]]:
     """The letters of quotations that can be one line: with narration between, or unclosed."""
-    letters, places = "", []
+    letters = ""
+    places: list[int] = []
     before: Span | None = None
     for span in self.spans:
       if before is not None and not self._goes_on(before, span):

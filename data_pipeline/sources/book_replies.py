@@ -85,15 +85,15 @@ def scenes(text: str, first: int, last: int) -> tuple[list[Person], list[Stretch
   row = json_of(text)
   found = []
   for i, entry in enumerate(_objects(row, "scenes")):
-    numbers = [entry.get(field) for field in ("first", "last")]
-    if not all(type(n) is int for n in numbers):
+    a, b = entry.get("first"), entry.get("last")
+    if not isinstance(a, int) or not isinstance(b, int):
       raise DataError(f"scenes[{i}]: first and last must be numbers of paragraphs")
-    if not first <= numbers[0] <= numbers[1] <= last:
-      raise DataError(f"scenes[{i}]: {numbers} is not within {first} to {last}, in order")
+    if not first <= a <= b <= last:
+      raise DataError(f"scenes[{i}]: {a} to {b} is not within {first} to {last}, in order")
     cut = entry.get("cut") or ""
     if cut not in _CUTS:
       raise DataError(f"scenes[{i}].cut: {str(cut)[:40]!r} is not one of {', '.join(_CUTS)}")
-    found.append(Stretch(*numbers, *_CUTS[cut]))
+    found.append(Stretch(a, b, *_CUTS[cut]))
   return _people(row), sorted(found, key=lambda s: (s.first, s.last))
 
 

@@ -306,7 +306,8 @@ class _Joiner:
         text += line
       else:
         text = f"{text} {line}" if text else line
-    return " ".join(text.split())
+    # Taken out italics leave a blank before the stop.
+    return re.sub(r"(?<=\w) ([,;!?]|\.(?![.\w]|\s\.))", r"\1", " ".join(text.split()))
 
 
 def _is_han(sign: str) -> bool:
