@@ -50,6 +50,7 @@ _SEEDS = flags.DEFINE_string("seeds", "", "JSON Lines of scenarios for character
 _TITLE = flags.DEFINE_string("title", "", "Of a plain book; by default its first lines say it.")
 _ENDPOINT = flags.DEFINE_string("endpoint", "", "OpenAI-compatible address, for a plain book.")
 _MODEL = flags.DEFINE_string("model", "", "The endpoint's model.")
+_KEY = flags.DEFINE_string("api_key_env", "OPENAI_API_KEY", "Variable with the endpoint's key.")
 _JOURNAL = flags.DEFINE_string("journal", "", "Keeps the calls, so that none is paid twice.")
 _CONCURRENCY = flags.DEFINE_integer("concurrency", 8, "Calls under way at once.")
 _PIECE = flags.DEFINE_integer("piece", 12_000, "Characters of a book in one request.")
@@ -113,14 +114,16 @@ def _from_books(counts: book.Counts) -> Iterator[Trajectory]:
   books = _books()
   journal = Journal(_JOURNAL.value) if _JOURNAL.value else None
   client = Client(
-    Endpoint(_ENDPOINT.value, _MODEL.value), journal=journal, concurrency=_CONCURRENCY.value
+    Endpoint(_MODEL.value, _ENDPOINT.value, os.environ.get(_KEY.value, "")),
+    journal=journal,
+    concurrency=_CONCURRENCY.value,
   )
   for one in books:
     yield from book.from_book(one, client, counts, book.Options(piece=_PIECE.value))
 
 
 def _options() -> reader.Options:
-  seeds = _rows(_SEEDS.value) if _SEEDS.value else []
+  seeds = list(_rows(_SEEDS.value)) if _SEEDS.value else []
   books = her_dataset.books_of(_rows(_BOOKS.value)) if _BOOKS.value else {}
   return reader.Options(
     encoding=_ENCODING.value,
@@ -164,14 +167,21 @@ def main(argv: Sequence[str]) -> None:
     convert(found, out, report)
   except (DataError, ConfigError) as error:
     print(f"error: {error}", file=sys.stderr)
+    if report.rejected or of_book:
+      _write(report, counts if of_book else None, out)
     sys.exit(1)
-  told = report.as_dict() | ({"book": counts.as_dict()} if of_book else {})
+  _write(report, counts if of_book else None, out)
+  _print(report, counts if of_book else None, out)
+  if counts.failed:
+    print(f"{len(counts.failed)} calls failed; run it again to go on", file=sys.stderr)
+    sys.exit(3)
+
+
+def _write(report: Report, counts: book.Counts | None, out: pathlib.Path) -> None:
+  told = report.as_dict() | ({"book": counts.as_dict()} if counts is not None else {})
   out.with_name(f"{out.name}.report.json").write_text(
     json.dumps(told, ensure_ascii=False, indent=2) + "\n", encoding="utf-8"
   )
-  _print(report, counts if of_book else None, out)
-  if counts.failed:
-    sys.exit(3)
 
 
 def _print(report: Report, counts: book.Counts | None, out: pathlib.Path) -> None:
