@@ -17,11 +17,12 @@ from data_pipeline.sources import book_cast, book_lines, book_prompts, book_repl
 from data_pipeline.sources.book_ask import Asker, Counts, Question
 from data_pipeline.sources.book_attribution import Attributions
 from data_pipeline.sources.book_cast import Cast
-from data_pipeline.sources.book_replies import Dialogue, Person, Stretch
-from data_pipeline.sources.book_text import Book, Chapter
+from data_pipeline.sources.book_find import Finder, Options, Scene
+from data_pipeline.sources.book_replies import Dialogue, Person
+from data_pipeline.sources.book_text import Book
 from data_pipeline.sources.names import key
 from data_pipeline.sources.report import kind_of
-from her_jax.llm.client import Client, Sampling
+from her_jax.llm.client import Client
 from her_jax.roleplay import grammar, notations, schema
 from her_jax.roleplay.grammar import Reply as Layers
 from her_jax.roleplay.grammar import Segment
@@ -29,23 +30,6 @@ from her_jax.roleplay.schema import Character, DataError, Trajectory, Turn
 
 _MOST_NAMES = 150  # of one request for the cast
 _MOST_NOTES, _MOST_LINES = 12, 24  # of one request for a profile
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """How a book is asked about.
-
-  Attributes:
-    piece: characters of the text in a request for scenes; `overlap` is repeated of the piece
-      before. A scene longer than `piece` is split.
-    sampling: of every call; a cut answer is asked for again with twice the tokens.
-    chapters: read no more than so many; 0 reads all.
-  """
-
-  piece: int = 12_000
-  overlap: int = 1_500
-  sampling: Sampling = Sampling(temperature=0.0, top_p=1.0, max_tokens=8192)
-  chapters: int = 0
 
 
 def from_book(
@@ -66,30 +50,6 @@ def from_book(
   yield from _Work(book, client, counts or Counts(), options or Options()).run()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Piece:
-  """Paragraphs `first` to `last` of a chapter, as a request shows them."""
-
-  chapter: int
-  first: int
-  last: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _Scene:
-  """A stretch of a chapter with the list of those who are noted there."""
-
-  id: str
-  chapter: Chapter
-  stretch: Stretch
-  local: tuple[Person, ...]
-
-  @property
-  def paragraphs(self) -> Sequence[str]:
-    first = self.chapter.first
-    return self.chapter.paragraphs[self.stretch.first - first : self.stretch.last + 1 - first]
-
-
 class _Work:
   """One book's way through the four stages."""
 
@@ -97,10 +57,9 @@ class _Work:
     self._book, self._counts, self._options = book, counts, options
     self._language = book.language
     self._asker = Asker(client, counts, options.sampling, book.language)
-    self._chapters = book.chapters[: options.chapters or None]
 
   def run(self) -> Iterator[Trajectory]:
-    scenes = self._find_scenes()
+    scenes = Finder(self._book, self._asker, self._counts, self._options).find()
     noted = book_cast.gather([person] for person in _noted(scenes))
     cast = self._join_names(noted)
     told = self._write_dialogues(scenes, cast)
@@ -120,93 +79,6 @@ class _Work:
         dataclasses.replace(c, profile=profiles.get(c.name, "")) for c in made.characters
       )
       yield dataclasses.replace(made, characters=people)
-
-  # Stage 1
-
-  def _find_scenes(self) -> list[_Scene]:
-    asked: dict[str, _Piece] = {}
-    questions = []
-    for number, chapter in enumerate(self._chapters):
-      sizes = [len(p) for p in chapter.paragraphs]
-      cuts = book_scenes.pieces(sizes, self._options.piece, self._options.overlap)
-      for i, (a, b) in enumerate(cuts):
-        piece = _Piece(number, chapter.first + a, chapter.first + b)
-        questions.append(self._about_scenes(f"{number}/{i}", piece))
-        asked[questions[-1].id] = piece
-    lists: list[tuple[_Piece, list[Person]]] = []
-    found: dict[int, list[Stretch]] = {}
-    answers = self._asker.ask("scenes", questions)
-    for id, piece in asked.items():
-      if id in answers:
-        people, stretches = answers[id]
-        lists.append((piece, people))
-        found.setdefault(piece.chapter, []).extend(stretches)
-    joined = {number: book_scenes.join(stretches) for number, stretches in found.items()}
-    self._mend_cuts(joined, lists)
-    return [
-      scene for number in sorted(joined) for scene in self._made(number, joined[number], lists)
-    ]
-
-  def _about_scenes(self, name: str, piece: _Piece) -> Question:
-    chapter = self._chapters[piece.chapter]
-    numbered = {
-      n: chapter.paragraphs[n - chapter.first] for n in range(piece.first, piece.last + 1)
-    }
-    text = book_prompts.scenes(
-      self._book.title, chapter.title or self._book.title, numbered, self._language
-    )
-    return Question(
-      f"{self._book.title}/scenes/{name}",
-      text,
-      lambda answer: book_replies.scenes(answer, piece.first, piece.last),
-    )
-
-  def _mend_cuts(
-    self, joined: dict[int, list[Stretch]], lists: list[tuple[_Piece, list[Person]]]
-  ) -> None:
-    """Asks again about scenes that go on beyond what was shown and that no piece goes on with."""
-    cut: dict[str, tuple[_Piece, int]] = {}
-    questions = []
-    for number, stretches in joined.items():
-      chapter = self._chapters[number]
-      first, last = chapter.first, chapter.first + len(chapter.paragraphs) - 1
-      sizes = [len(p) for p in chapter.paragraphs]
-      for i, scene in enumerate(book_scenes.within(stretches, first, last)):
-        a, b = book_scenes.window(scene, first, last, sizes, self._options.piece)
-        if (a, b) != (scene.first, scene.last):
-          piece = _Piece(number, a, b)
-          questions.append(self._about_scenes(f"{number}/again/{i}", piece))
-          cut[questions[-1].id] = (piece, i)
-    for id, (people, stretches) in self._asker.ask("scenes", questions).items():
-      piece, i = cut[id]
-      joined[piece.chapter][i] = book_scenes.mended(joined[piece.chapter][i], stretches)
-      lists.append((piece, people))
-      self._counts.scenes["asked about again"] += 1
-
-  def _made(
-    self,
-    number: int,
-    stretches: Sequence[Stretch],
-    lists: Sequence[tuple[_Piece, list[Person]]],
-  ) -> Iterator[_Scene]:
-    """A chapter's scenes, none too long, each with who was noted in the pieces it lies in."""
-    chapter = self._chapters[number]
-    sizes = [len(p) for p in chapter.paragraphs]
-    whole = book_scenes.join([Stretch(s.first, s.last) for s in stretches])
-    count = 0
-    for stretch in whole:
-      parts = book_scenes.split(stretch, sizes, chapter.first, self._options.piece)
-      self._counts.scenes["split by size"] += len(parts) > 1
-      for part in parts:
-        local = tuple(
-          person
-          for piece, people in lists
-          if piece.chapter == number and piece.first <= part.last and part.first <= piece.last
-          for person in people
-        )
-        self._counts.scenes["found"] += 1
-        yield _Scene(f"{self._book.title}/{number}/{count}", chapter, part, local)
-        count += 1
 
   # Stage 2
 
@@ -233,9 +105,9 @@ class _Work:
   # Stage 3
 
   def _write_dialogues(
-    self, scenes: Sequence[_Scene], cast: Cast
-  ) -> list[tuple[_Scene, Dialogue]]:
-    found: dict[str, tuple[_Scene, Dialogue]] = {}
+    self, scenes: Sequence[Scene], cast: Cast
+  ) -> list[tuple[Scene, Dialogue]]:
+    found: dict[str, tuple[Scene, Dialogue]] = {}
     left = list(scenes)
     for attempt in range(3):  # A scene whose answer is cut twice is asked about in halves.
       questions = [self._about_dialogue(scene, cast) for scene in left]
@@ -255,7 +127,7 @@ class _Work:
     place = {id: (s.stretch.first, s.stretch.last) for id, (s, _) in found.items()}
     return [found[id] for id in sorted(found, key=lambda id: place[id])]
 
-  def _halves(self, scene: _Scene) -> list[_Scene]:
+  def _halves(self, scene: Scene) -> list[Scene]:
     chapter = scene.chapter
     sizes = [len(p) for p in chapter.paragraphs]
     most = -(-sum(map(len, scene.paragraphs)) // 2)
@@ -269,7 +141,7 @@ class _Work:
       for i, part in enumerate(parts)
     ]
 
-  def _about_dialogue(self, scene: _Scene, cast: Cast) -> Question:
+  def _about_dialogue(self, scene: Scene, cast: Cast) -> Question:
     text = "\n".join(scene.paragraphs)
     names: dict[str, list[str]] = {}
     for name in cast.names:
@@ -282,7 +154,7 @@ class _Work:
     )
     return Question(f"dialogue/{scene.id}", asked, book_replies.dialogue)
 
-  def _scene(self, scene: _Scene, told: Dialogue, cast: Cast) -> Trajectory | None:
+  def _scene(self, scene: Scene, told: Dialogue, cast: Cast) -> Trajectory | None:
     """A scene of the lines that hold; None, and counted, if no dialogue is left."""
     passage = book_lines.Passage(scene.paragraphs)
     turns = self._turns(scene, told, cast, passage)
@@ -336,7 +208,7 @@ class _Work:
     return made
 
   def _turns(
-    self, scene: _Scene, told: Dialogue, cast: Cast, passage: book_lines.Passage
+    self, scene: Scene, told: Dialogue, cast: Cast, passage: book_lines.Passage
   ) -> list[Turn]:
     """The lines that stand in the passage, in its order, in its wording."""
     calls = [n for name in cast.names for n in (name, *cast.aliases(name))]
@@ -351,15 +223,14 @@ class _Work:
         reason = "name of several characters" if several else "speaker not among the characters"
         self._counts.lines[f"dropped: {reason}"] += 1
         continue
-      place = passage.find(line.speech)
-      if place is None:
+      places = passage.find_parts(line.speech)
+      if not places:
         again = bool(line.speech) and passage.stands(line.speech)
         reason = "stands once, given again" if again else "not in the text"
         self._counts.lines[f"dropped: {reason}"] += 1
         continue
-      says = stated.of(passage, place)
-      others = cast.all_of(says, scene.local) if says else set()
-      if others and speaker not in others:
+      says = [cast.all_of(s, scene.local) for p in places if (s := stated.of(passage, p))]
+      if any(others and speaker not in others for others in says):
         self._counts.lines["dropped: the text names another speaker"] += 1
         continue
       action = line.action
@@ -367,7 +238,7 @@ class _Work:
         self._counts.lines["action not in the text, left out"] += 1
         action = ""
       self._counts.lines["kept"] += 1
-      kept.append((place, speaker, action))
+      kept += [(p, speaker, action if p is places[0] else "") for p in places]
     number = scene.stretch.first
     return [
       Turn(
@@ -409,7 +280,7 @@ class _Work:
     return found
 
 
-def _noted(scenes: Sequence[_Scene]) -> list[Person]:
+def _noted(scenes: Sequence[Scene]) -> list[Person]:
   """Entries of the pieces' lists, each once: scenes of one piece share its list."""
   entries = {id(person): person for scene in scenes for person in scene.local}
   return list(entries.values())

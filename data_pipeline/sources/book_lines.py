@@ -85,6 +85,25 @@ class Passage:
         at = letters.find(wanted, at + 1)
     return None
 
+  def find_parts(self, line: str) -> list[Place]:
+    """The places of a line whose sentences stand far apart, as one speaks, acts and speaks on.
+
+    Each part is as long as can be and follows the one before; [] where a part is missing.
+    """
+    if whole := self.find(line):
+      return [whole]
+    cuts = [match.end() for match in re.finditer(r"[.!?…。！？]\W*", line)]
+    for cut in reversed(cuts[:-1] if cuts and cuts[-1] == len(line) else cuts):
+      head = self.find(line[:cut])
+      if head is None:
+        continue
+      rest = self.find_parts(line[cut:])
+      if rest and rest[0].start > head.start:
+        return [head, *rest]
+      for _ in (head, *rest):
+        self._taken.pop()
+    return []
+
   def stands(self, line: str) -> bool:
     """Whether a line stands in the passage, taken or not."""
     kept, self._taken = self._taken, []

@@ -15,6 +15,7 @@ running it again with the same journal pays for those alone.
 
 from collections.abc import Iterator, Sequence
 import json
+import logging
 import os
 import pathlib
 import sys
@@ -151,6 +152,7 @@ def main(argv: Sequence[str]) -> None:
   out, report, counts = pathlib.Path(_OUT.value), Report(), book.Counts()
   rejected = out.with_name("rejected.jsonl")
   of_book = _FORMAT.value == "book"
+  logging.getLogger("httpx").setLevel(logging.WARNING)  # It tells of every call.
   try:
     if of_book:
       found = _counted(_from_books(counts), report)
@@ -200,7 +202,8 @@ def _print(report: Report, counts: book.Counts | None, out: pathlib.Path) -> Non
       ("scenes", counts.scenes), ("lines", counts.lines), ("names", counts.names)
     ):  # fmt: skip
       for kind, count in counter.most_common():
-        print(f"  {what} {count} x: {kind}")
+        if count:
+          print(f"  {what} {count} x: {kind}")
     for (stage, cause), count in counts.failures.most_common():
       print(f"  failed {count} x: {stage}, {cause}")
 
