@@ -34,8 +34,8 @@ _PREFIX = re.compile(
 )
 # A name as it is written after "You are": capitalised words, titles and particles.
 _NAME = (
-  r"(?:(?:Dr|Mr|Mrs|Ms|St|Sir|Lady|Lord|Captain|Professor)\.?\s+)?"
-  r"[A-ZÀ-Þ][\w'’\-]*(?:\s+(?:(?:of|the|de|da|von|van|der|la|le|du)\s+)*[A-ZÀ-Þ][\w'’\-]*){0,4}"
+  r"(?:(?:Dr|Mr|Mrs|Ms|St|Sir|Lady|Lord|Captain|Professor)\.?[^\S\n]+)?[A-ZÀ-Þ][\w'’\-]*"
+  r"(?:[^\S\n]+(?:(?:of|the|de|da|von|van|der|la|le|du)[^\S\n]+)*[A-ZÀ-Þ][\w'’\-]*){0,4}"
 )
 _SAYS = (
   re.compile(rf"(?m)^\W*(?i:character(?:'s)? name|name|character|persona)\W*[:=]\W*({_NAME})"),
@@ -147,10 +147,7 @@ def _names(
   user: str,
 ) -> tuple[str, str]:
   """The names of whom the model plays and of whom it talks with."""
-  said = {
-    role: _before_every_line([text for r, text, _ in talk if r == role])
-    for role in ("assistant", "user")
-  }
+  said = {role: _before_every_line(talk, role, told) for role in ("assistant", "user")}
   own = _field(row, _CHARACTER) or said["assistant"] or _in_sheet(told) or character
   if not own:
     raise DataError(
@@ -168,11 +165,33 @@ def _field(row: Row, names: Sequence[str]) -> str:
   return next((v.strip() for n in names if isinstance(v := row.get(n), str) and v.strip()), "")
 
 
-def _before_every_line(texts: Sequence[str]) -> str:
-  """The name that each of the messages begins with; "" if one has another or none."""
-  spoken = [_after_plan(text) for text in texts]
-  found = {match[1].strip() if (match := _PREFIX.match(text)) else "" for text in spoken}
-  return found.pop() if len(found) == 1 else ""
+def _before_every_line(talk: Sequence[tuple[str, str, str]], role: str, told: str) -> str:
+  """The name that each message of a role begins with; "" if one has another or none.
+
+  One message is not enough to tell a name from "Note:", unless the prompt knows it or the other
+  side's messages begin with names as well.
+  """
+  found = {
+    r: {_named(text) for who, text, _ in talk if who == r} for r in ("assistant", "user")
+  }
+  if len(found[role]) != 1:
+    return ""
+  (name,) = found[role]
+  many = sum(who == role for who, _, _ in talk) > 1
+  both = all(len(names) == 1 and "" not in names for names in found.values())
+  return name if many or both or (name and name in told) else ""
+
+
+def _named(text: str) -> str:
+  """What stands before a message's first colon, if it is written as a name is."""
+  match = _PREFIX.match(_after_plan(text))
+  if not match:
+    return ""
+  name = match[1].strip()
+  words = [
+    w for w in re.findall(r"[^\W\d_]+", name) if w not in ("of", "the", "de", "von", "van")
+  ]
+  return name if words and all(not w[0].islower() for w in words) else ""
 
 
 def _after_plan(text: str) -> str:
