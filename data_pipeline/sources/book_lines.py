@@ -14,6 +14,7 @@ _PAIRS = {"“": "”", "„": "”", "「": "」", "『": "』", "«": "»", "�
 # A single quotation mark opens speech only where it can be no apostrophe.
 _SINGLE_OPENS = re.compile(r"(?<![\w’'])['‘](?=[\w“\"])")
 _BORDERS = ".!?…,;:—–-―。！？，；：、()（）[]*\"'“”‘’「」『』«»"
+_INNER = {"’": "‘", "'": "'", "”": "“", "』": "『", "」": "「"}
 _MOST_BETWEEN = 300  # characters of narration between two parts of one line
 _UNQUOTED = 3000  # characters a passage has for each quotation mark if it does without them
 
@@ -158,6 +159,9 @@ class Passage:
         span = self.spans[i]
         end = self._to_stop(last + 1, span.end) if last < span.end else span.end
         parts.append((max(first, span.start), end))
+    a, b = parts[-1]
+    if self.text[b : b + 1] in _INNER and self.text[b : b + 1] and _is_open(self.text[a:b]):
+      parts[-1] = (a, b + 1)  # What is quoted within the line closes.
     text = " ".join(" ".join(self.text[a:b].split()) for a, b in parts)
     paragraph = sum(start <= first for start in self.starts) - 1
     return Place(first, parts[-1][1], paragraph, _ended(_joined(text)), tuple(inside))
@@ -202,6 +206,13 @@ def _closing(text: str, at: int, single: bool) -> int:
       depth += 1
   # Of several that open and too few that close, the first that closes counts.
   return text.find(closer, at + 1)
+
+
+def _is_open(text: str) -> bool:
+  """Whether a single quotation mark within a line waits for its partner."""
+  if text.count("‘") or text.count("“") or text.count("『") or text.count("「"):
+    return any(text.count(o) > text.count(c) for c, o in _INNER.items() if c != o)
+  return _SINGLE_OPENS.search(text) is not None
 
 
 def _fold(text: str, offset: int) -> tuple[str, list[int]]:

@@ -55,6 +55,7 @@ _STOPS = ".!?…。！？"
 _SHORTENED = re.compile(
   r"\b(?:Mr|Mrs|Ms|Dr|St|Rev|Col|Capt|Gen|Lt|Hon|Messrs|Mme|Mlle|Prof)\.$"
 )
+_PART = re.compile(r"(?i)(?:book|part|volume|vol\.|act)\b|第\S{1,7}[卷部集篇]|卷")
 _CONTENTS = re.compile(r"(?i)\W*(?:table of contents|contents|目\s*录|目\s*錄)\W*")
 _CLOSERS = "\"”’'」』)）]_"
 _OPENERS = '"“‘「『—'
@@ -187,14 +188,16 @@ def _chapters(lines: Sequence[str]) -> Iterator[Chapter]:
   first, above = 0, ""
   for number, (title, within) in enumerate(parts):
     paragraphs = _paragraphs(within, spaced, width, joined)
-    listed = _CONTENTS.fullmatch(title) is not None
-    if (front and number == 0) or listed or not any(map(_has_letters, paragraphs)):
+    if (front and number == 0) or _CONTENTS.fullmatch(title):
       continue
     # A table of contents and the head of a part have little below each of their lines.
-    if front and sum(map(len, paragraphs)) < 40 and number + 1 < len(parts):
-      above = title
+    little = sum(map(len, paragraphs)) < 40 and not any(p[-1] in _STOPS for p in paragraphs)
+    if front and little and number + 1 < len(parts):
+      above = title if _PART.match(title) else ""
       continue
-    name = f"{above}, {title}" if above and above != title else title
+    if not any(map(_has_letters, paragraphs)):
+      continue
+    name = f"{above}, {title}" if above else title
     above = ""
     yield Chapter(name, tuple(paragraphs), first)
     first += len(paragraphs)
