@@ -37,7 +37,5 @@ class Budget:
     if self.tokens is not None and used >= self.tokens:
       return f"{used} tokens are spent of {self.tokens}; raise llm.budget_tokens to go on"
     if self.money is not None and self.price(self.spent) >= self.money:
-      return (
-        f"{self.price(self.spent):.2f} are spent of {self.money:.2f}; raise llm.budget_usd to go on"
-      )
+      return f"{self.price(self.spent):.2f} are spent of {self.money:.2f}; raise llm.budget_usd to go on"
     return None

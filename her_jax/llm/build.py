@@ -58,7 +58,9 @@ def _backend(config: ml_collections.ConfigDict) -> Backend:
   try:
     from her_jax.llm.endpoint import Endpoint
   except ImportError as error:
-    raise ConfigError(f"an endpoint needs {error.name}: pip install 'her_jax[synthesis]'") from None
+    raise ConfigError(
+      f"an endpoint needs {error.name}: pip install 'her_jax[synthesis]'"
+    ) from None
   return Endpoint(
     config.model, config.base_url, key, config.timeout_s, config.max_attempts,
     config.first_wait_s,

@@ -58,14 +58,12 @@ class Client:
     """Args as the class says; `concurrency` is the number of calls under way at most."""
     self.backend = backend
     self.concurrency = concurrency
-    self.report = Report(in_doubt=journal.in_doubt if journal else 0)
+    self.report = Report(in_doubt=0 if journal is None else journal.in_doubt)
     self._journal, self._budget = journal, budget or Budget()
     if journal is not None:
       self._budget.spend(journal.spent)
 
-  def complete(
-    self, requests: Iterable[Request]
-  ) -> Iterator[tuple[Request, Reply | Failure]]:
+  def complete(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply | Failure]]:
     """Answers, in the order in which they come.
 
     At most `2 · concurrency` requests are taken from `requests` ahead of what was given back.
@@ -139,7 +137,7 @@ class Client:
   def _known(self, request: Request) -> Reply | Failure | None:
     """What costs nothing: an answer that is journalled, or the refusal to spend more."""
     name = key(self.backend.model, request)
-    reply = self._journal.get(name) if self._journal else None
+    reply = None if self._journal is None else self._journal.get(name)
     if reply is not None:
       self.report.cached(request)
       return dataclasses.replace(reply, cached=True)
@@ -152,13 +150,15 @@ class Client:
   async def _send(self, request: Request) -> tuple[Request, Reply | Failure]:
     name = key(self.backend.model, request)
     loop = asyncio.get_running_loop()
-    if self._journal:
+    if self._journal is not None:
       await loop.run_in_executor(None, self._journal.begin, name, request)
     start = time.perf_counter()
     answer = await self.backend.send(request)
     self._budget.spend(answer.usage)
-    self.report.add(request, answer, time.perf_counter() - start, self._budget.price(answer.usage))
-    if self._journal:
+    self.report.add(
+      request, answer, time.perf_counter() - start, self._budget.price(answer.usage)
+    )
+    if self._journal is not None:
       await loop.run_in_executor(None, self._journal.end, name, request, answer)
     return request, answer
 

@@ -140,7 +140,9 @@ class Endpoint:
     if status in (401, 403):
       raise ConfigError(f"the endpoint refuses the key ({status}): {told}; see llm.api_key_env")
     if status == 404:
-      raise ConfigError(f"the endpoint knows no such model or path: {told}; see llm.base_url and llm.model")
+      raise ConfigError(
+        f"the endpoint knows no such model or path: {told}; see llm.base_url and llm.model"
+      )
     if status == 402 or "insufficient_quota" in told:
       raise ConfigError(f"the endpoint has no credit left: {told}; what was paid for is kept")
     if status == 429:

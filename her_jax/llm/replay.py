@@ -48,8 +48,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Reply]:
   if not path.is_file():
     raise DataError(f"{path}: no such file; pass recorded replies as JSON Lines, or a journal")
   found = {}
-  with path.open(encoding="utf-8") as file:
-    for number, line in enumerate(file, 1):
+  with path.open(encoding="utf-8") as lines:
+    for number, line in enumerate(lines, 1):
       if not line.strip():
         continue
       try:

@@ -38,9 +38,9 @@ class Report:
     self, request: Request, answer: Reply | Failure, seconds: float, money: float = 0.0
   ) -> None:
     tag = self._tags[request.tag]
-    failed = isinstance(answer, Failure)
-    tag.ended[answer.cause if isinstance(answer, Failure) else answer.finish_reason] += 1
-    if failed and answer.cause in ("budget", "missing"):
+    ended = answer.cause if isinstance(answer, Failure) else answer.finish_reason
+    tag.ended[ended] += 1
+    if ended in ("budget", "missing"):
       return  # Nothing was sent.
     tag.calls += 1
     tag.retries += answer.attempts - 1
@@ -60,7 +60,9 @@ class Report:
       for name in ("calls", "cached", "retries", "usage", "money", "ended"):
         setattr(total, name, getattr(total, name) + getattr(tag, name))
     waits = sorted(self._seconds)
-    quantile = lambda q: round(waits[min(int(q * len(waits)), len(waits) - 1)], 3) if waits else None
+    quantile = lambda q: (
+      round(waits[min(int(q * len(waits)), len(waits) - 1)], 3) if waits else None
+    )
     return {
       **_row(total), "in_doubt": self.in_doubt,
       "seconds": {
@@ -73,7 +75,9 @@ class Report:
   def table(self) -> str:
     """The same as text, a line a tag."""
     whole = self.as_dict()
-    head = f"{'':16}{'calls':>8}{'cached':>8}{'retries':>8}{'in':>12}{'out':>12}{'money':>10}  ended"
+    head = (
+      f"{'':16}{'calls':>8}{'cached':>8}{'retries':>8}{'in':>12}{'out':>12}{'money':>10}  ended"
+    )
     lines = [head]
     for name, row in [*whole["tags"].items(), ("all", whole)]:
       ended = ", ".join(f"{cause} {n}" for cause, n in sorted(row["ended"].items()))
