@@ -82,7 +82,7 @@ class Asker:
         last = attempt == 1
         if last and cause == "cut" and cut is not None:
           cut.add(id)
-        elif not last and cause in ("cut", "malformed"):
+        elif not last and isinstance(answer, Reply) and cause in ("cut", "malformed"):
           retry[id] = self._retried(request, answer, cause, fault)
         else:
           self._counts.failures[stage, cause] += 1
@@ -96,7 +96,7 @@ class Asker:
     messages = (Message("system", book_prompts.role(self._language)), Message("user", text))
     return Request(id, messages, self._sampling, tag=f"book/{stage}")
 
-  def _retried(self, request: Request, answer: Any, cause: str, fault: str) -> Request:
+  def _retried(self, request: Request, answer: Reply, cause: str, fault: str) -> Request:
     """The request with more room, or with what was wrong with the answer."""
     if cause == "cut":
       more = dataclasses.replace(request.sampling, max_tokens=2 * request.sampling.max_tokens)

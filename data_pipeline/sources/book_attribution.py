@@ -12,7 +12,6 @@ _SAID = (
   r"growled|screamed|protested|suggested|insisted|agreed|admitted|explained|went on)"
 )
 _ZH_SAID = r"(?:说道|说|道|问道|问|答道|答|回答|叫道|叫|喊道|喊|笑道|骂道|叹道|嚷道|嚷|接口|插嘴|低声|应道|吩咐)"
-_TITLE = r"(?:Mr|Mrs|Miss|Ms|Dr|Sir|Lady|Lord|Madam|Captain|Colonel|Aunt|Uncle|St)\.?"
 
 
 class Attributions:
@@ -28,7 +27,7 @@ class Attributions:
     one = "|".join(re.escape(name) for name in ordered) or r"(?!)"
     # A name within a longer one, or whose relative speaks, is not the speaker's.
     alone = rf"(?<!\w)(?<!\w['’])({one})(?!['’]s\b)(?!\w)(?!\s+(?!{_SAID})[A-Z])"
-    self._verb_first = re.compile(rf"[\s,\-—–]*{_SAID}\s+(?!{_TITLE}\s+(?!{one})){alone}")
+    self._verb_first = re.compile(rf"[\s,\-—–]*{_SAID}\s+{alone}")
     self._name_first = re.compile(rf"[\s,\-—–]*{alone}\s+(?:\w+ly\s+)?{_SAID}\b")
     self._before = re.compile(
       rf"(?:^\s*|[.!?;”\"]\s+|\band\s+){alone}\s+(?:\w+ly\s+)?{_SAID}\b[^.!?\"“”]{{0,60}}[,:]\s*$"

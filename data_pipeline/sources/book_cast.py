@@ -69,6 +69,7 @@ class Cast:
       claimed = {names[own]} if own in names else claims.get(own, set())
       if len(claimed) > 1:
         self.torn.append(entry.name)
+        self._aliases[own] = claimed
         continue
       if not claimed:
         self.unjoined.append(entry.name)

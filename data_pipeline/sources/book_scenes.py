@@ -31,8 +31,9 @@ def pieces(sizes: Sequence[int], most: int, overlap: int) -> list[tuple[int, int
     found.append((first, last))
     if last + 1 == len(sizes):
       return found
-    back, repeated = last + 1, 0
-    while back - 1 > first and repeated < overlap and repeated + sizes[back - 1] <= most // 2:
+    # What is repeated leaves room for what is new.
+    back, repeated, room = last + 1, 0, min(most // 2, most - sizes[last + 1])
+    while back - 1 > first and repeated < overlap and repeated + sizes[back - 1] <= room:
       back -= 1
       repeated += sizes[back]
     first = back

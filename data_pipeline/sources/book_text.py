@@ -55,6 +55,7 @@ _STOPS = ".!?…。！？"
 _SHORTENED = re.compile(
   r"\b(?:Mr|Mrs|Ms|Dr|St|Rev|Col|Capt|Gen|Lt|Hon|Messrs|Mme|Mlle|Prof)\.$"
 )
+_BY = re.compile(r"(?i)by\s+(\S.{1,60})|(?:作者[:：]?)?\s*(\S{1,20}?)\s*[著撰]")
 _PART = re.compile(r"(?i)(?:book|part|volume|vol\.|act)\b|第\S{1,7}[卷部集篇]|卷")
 _CONTENTS = re.compile(r"(?i)\W*(?:table of contents|contents|目\s*录|目\s*錄)\W*")
 _CLOSERS = "\"”’'」』)）]_"
@@ -129,11 +130,14 @@ def _within(text: str) -> str:
 
 
 def _on_title_page(lines: Sequence[str]) -> tuple[str, str]:
-  """Title and author where the first two lines are a title and "By …"."""
-  first = [" ".join(line.split()) for line in lines if line.strip()][:2]
-  if len(first) == 2 and (by := re.fullmatch(r"(?i)by\s+(\S.{1,60})", first[1])):
-    return first[0][:120], by[1]
-  return "", ""
+  """Title and author, where the lines before the first heading are few and say them."""
+  first = [" ".join(line.split()) for line in lines if line.strip()][:6]
+  by = next((m for line in first[1:3] if (m := _BY.fullmatch(line))), None)
+  head = next((i for i, line in enumerate(first) if is_heading(line)), 0)
+  is_title = first and len(first[0]) <= 120 and first[0][-1] not in _STOPS
+  if not is_title or not (by or head):
+    return "", ""
+  return first[0].strip("《》"), (by[1] or by[2]) if by else ""
 
 
 def _without_page_marks(lines: Sequence[str], names: Sequence[str]) -> list[str]:
