@@ -1,4 +1,4 @@
-"""Calls about a book: an answer out of form is asked for once more, one that was cut with more room."""
+"""Calls about a book: what is out of form is asked for once more, what was cut with more room."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True)
 class Question(Generic[_T]):
-  """A request, and how its answer is read; `read` raises DataError for an answer out of form."""
+  """A request and how its answer is read; `read` raises DataError if it is out of form."""
 
   id: str
   text: str

@@ -30,7 +30,8 @@ class Attributions:
     self._verb_first = re.compile(rf"[\s,\-—–]*{_SAID}\s+{alone}")
     self._name_first = re.compile(rf"[\s,\-—–]*{alone}\s+(?:\w+ly\s+)?{_SAID}\b")
     self._before = re.compile(
-      rf"(?:^\s*|[.!?;”\"]\s+|\band\s+){alone}\s+(?:\w+ly\s+)?{_SAID}\b[^.!?\"“”]{{0,60}}[,:]\s*$"
+      rf"(?:^\s*|[.!?;”\"]\s+|\band\s+){alone}\s+(?:\w+ly\s+)?{_SAID}\b"
+      r"[^.!?\"“”]{0,60}[,:]\s*$"
     )
     self._zh_after = re.compile(
       rf"[，,\s—]*({one})[^“”「」。！？，的身旁边听被]{{0,8}}?{_ZH_SAID}"

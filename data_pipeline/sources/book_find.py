@@ -100,7 +100,7 @@ class Finder:
   def _mend_cuts(
     self, joined: dict[int, list[Stretch]], lists: list[tuple[_Piece, list[Person]]]
   ) -> None:
-    """Asks again about scenes that go on beyond what was shown and that no piece goes on with."""
+    """Asks again about scenes that were cut and that no other piece goes on with."""
     cut: dict[str, tuple[_Piece, int]] = {}
     questions = []
     for number, stretches in joined.items():

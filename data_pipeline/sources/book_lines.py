@@ -24,7 +24,7 @@ class Place:
   """Where a line stands.
 
   Attributes:
-    start: of its first letter in the passage, counted over all paragraphs; `end` after its last.
+    start: of its first letter, counted over all paragraphs; `end` is after its last.
     paragraph: index of the paragraph in which it begins.
     text: the line as the book has it, its parts around narration put together.
     spans: indices of the quotations that it was found in; none where a book has no marks.

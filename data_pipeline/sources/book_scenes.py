@@ -1,4 +1,4 @@
-"""A chapter's paragraphs in pieces that fit a prompt, and the scenes of all pieces put together."""
+"""A chapter's paragraphs in pieces that fit a prompt, and the scenes of all put together."""
 
 from collections.abc import Sequence
 import dataclasses

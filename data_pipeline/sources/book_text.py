@@ -18,7 +18,8 @@ from her_jax.roleplay.rows import language_of
 from her_jax.roleplay.schema import DataError
 
 _BEGINS = re.compile(
-  r"\*{3}\s*START OF (?:THE|THIS) PROJECT GUTENBERG[^\n]*?\*{3}|\*END\*?\s*THE SMALL PRINT[^\n]*",
+  r"\*{3}\s*START OF (?:THE|THIS) PROJECT GUTENBERG[^\n]*?\*{3}"
+  r"|\*END\*?\s*THE SMALL PRINT[^\n]*",
   re.IGNORECASE,
 )
 _ENDS = re.compile(

@@ -9,8 +9,8 @@
 
 Strict, the first fault ends it with `file:line` and nothing is written. With --lenient faulty
 rows go to `rejected.jsonl` beside the output and are counted. The report stands in
-`<out>.report.json`. Exit code 1: a fault, or nothing to write; 3: calls about a book failed, and
-running it again with the same journal pays for those alone.
+`<out>.report.json`. Exit code 1: a fault, or nothing to write; 3: calls about a book failed,
+and running it again with the same journal pays for those alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -154,6 +154,8 @@ def main(argv: Sequence[str]) -> None:
   of_book = _FORMAT.value == "book"
   logging.getLogger("httpx").setLevel(logging.WARNING)  # It tells of every call.
   try:
+    if out.resolve().parent.is_relative_to(pathlib.Path(_SOURCE.value).resolve()):
+      raise ConfigError(f"{out}: within the source, which reads all its files; choose another")
     if of_book:
       found = _counted(_from_books(counts), report)
     else:

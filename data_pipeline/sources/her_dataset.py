@@ -29,6 +29,11 @@ _PACKED = (
   "key_characters",
   "messages",
 )
+_MAKING = {
+  "reason": "enhanced_reason",
+  "layout": "enhanced_pattern",
+  "draft": "sys_thinking_original",
+}
 _ORIGINALS = ("standard_format", "message")
 
 
@@ -118,9 +123,7 @@ def _turn_told(turn: Turn) -> Turn:
     if isinstance(her.get(field), str) and her[field].strip():
       told["original"] = her.pop(field)
       break
-  for name, field in (
-    ("reason", "enhanced_reason"), ("layout", "enhanced_pattern"), ("draft", "sys_thinking_original")
-  ):  # fmt: skip
+  for name, field in _MAKING.items():
     if isinstance(her.get(field), str) and her[field].strip():
       told[name] = her.pop(field)
   return dataclasses.replace(turn, extra={**turn.extra, "her": {**her, **told}})

@@ -1,4 +1,4 @@
-"""The entries of a JSON list one at a time, so that a list of any length takes little memory."""
+"""The entries of a JSON list one at a time: a list of any length takes little memory."""
 
 import codecs
 from collections.abc import Iterator

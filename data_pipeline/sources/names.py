@@ -1,6 +1,6 @@
 """One spelling for each name of a scene: what a line is spoken by is what the sheet describes.
 
-Only spellings are brought together, such as "MR BENNET", "Mr. Bennet:" and "Mr.  Bennet (aside)".
+Only spellings are brought together: "MR BENNET", "Mr. Bennet:" and "Mr.  Bennet (aside)".
 Who "Lizzy" is, no spelling tells: that is for the lists of characters to say.
 """
 

@@ -144,6 +144,8 @@ class _Reading:
   def _sources(self, source: pathlib.Path) -> list[pathlib.Path | str]:
     """Files, or the name under which the `datasets` library finds the source."""
     if source.is_file():
+      if source.suffix.casefold() == ".txt":
+        raise DataError(f"{source}: a plain text; a book is read with --format=book")
       return [source]
     saved = ("state.json", "dataset_dict.json", "README.md")
     if not source.exists():

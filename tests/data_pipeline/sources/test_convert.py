@@ -97,6 +97,8 @@ def test_nothing_to_write_is_a_fault_with_its_reasons(book, tmp_path):
     (["--source={folder}/cp1252.jsonl", "--encoding=utf-8"], "cp1252.jsonl:1: not UTF-8"),
     (["--source={folder}/novel.txt", "--format=book"], "pass --endpoint and --model"),
     (["--source={folder}/cp1252.jsonl", "--encoding=latin-99"], "'latin-99' is unknown"),
+    (["--source={folder}/novel.txt"], "read with --format=book"),
+    (["--source={folder}"], "within the source"),
     (["--source={folder}/ok.jsonl", "--seeds={folder}/none"], "no such file"),
   ],
 )
