@@ -1,7 +1,8 @@
 """CoSER: a book's file (plots → conversations), and the conversations of the test set.
 
     {"book": …, "plots": [{"text": …, "summary": …, "chapter": …, "i_p": 0,
-      "key_characters": […], "conversation": [{"scenario": …, "topic": …, "key_characters": […], "dialogues": […]}]}],
+      "key_characters": […], "conversation": [{"scenario": …, "topic": …,
+        "key_characters": […], "dialogues": […]}]}],
      "character_datasets": {NAME: {"profile": …}}, "split_plot_index": 27}
 
 Each conversation becomes a case in the form of the test set, which `formats.from_coser_case`
