@@ -28,7 +28,7 @@ class Settings:
   """
 
   notation: str = "auto"
-  min_turns: int = 2
+  min_turns: int = 1
 
 
 def prepare(scene: Trajectory, settings: Settings, counts: Counter[str]) -> Trajectory | None:
@@ -124,17 +124,13 @@ def _read(turn: Turn, notation: str) -> tuple[str, str]:
   elif notation == "asterisks":
     parsed = notations.from_asterisks(_nameless(text, turn.speaker))
   else:
-    parsed = grammar.parse(text, turn.speaker)
-    if parsed.status != "ok":
-      text = grammar.repair(text, turn.speaker)
-      parsed = grammar.parse(text, turn.speaker)
+    text = grammar.repair(text, turn.speaker)
     if notation == "auto" and any(sign in text for sign in "[]()"):
       parsed = notations.from_either(text, turn.speaker)
+    else:
+      parsed = grammar.parse(text, turn.speaker)
   plan = turn.plan.strip() or (parsed.plan or "").strip()
-  if parsed.speaker is None and parsed.plan is None and not set(text) & set("[]()"):
-    spoken = text
-  else:
-    spoken = grammar.render(grammar.Reply(parsed.seen_by("self").segments)).strip()
+  spoken = grammar.render(grammar.Reply(parsed.seen_by("self").segments)).strip()
   return spoken, rows.plain_plan(plan) if plan else ""
 
 

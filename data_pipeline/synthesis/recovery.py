@@ -12,7 +12,7 @@ from typing import Any
 
 MOST_CHARACTERS = 2_000_000
 # Braces that begin no object, as in prose about {names}, are passed over so often.
-_MOST_STARTS = 32
+_MOST_STARTS = 12
 _SIGN = re.compile(r'\\.|["{}\[\],]', re.DOTALL)
 _CLOSES = {"{": "}", "[": "]"}
 
@@ -90,6 +90,7 @@ def _objects(text: str) -> Iterator[str | Unrecoverable]:
     if end is None:
       if _begins_object(text, start):
         yield Unrecoverable("truncated", "an object is begun and never closed")
+        return
       at = start + 1
       continue
     kept, done = [], start
@@ -109,7 +110,7 @@ def _end(text: str, start: int) -> tuple[int | None, list[int]]:
   """Where the object that opens at `start` ends, and its trailing commas."""
   stack: list[str] = []
   commas: list[int] = []
-  in_string, comma = False, -1
+  in_string, comma, last, done = False, -1, "", start
   for match in _SIGN.finditer(text, start):
     sign = match[0]
     if sign == '"':
@@ -117,7 +118,9 @@ def _end(text: str, start: int) -> tuple[int | None, list[int]]:
     elif in_string or sign[0] == "\\":
       continue
     elif sign == ",":
-      comma = match.start()
+      # One behind nothing, as in [,], is no trailing comma.
+      first = last in ("{", "[", ",") and not text[done : match.start()].strip()
+      comma = -1 if first else match.start()
     elif sign in _CLOSES:
       stack.append(_CLOSES[sign])
     elif stack[-1] != sign:
@@ -130,6 +133,7 @@ def _end(text: str, start: int) -> tuple[int | None, list[int]]:
         return match.end(), commas
     if sign != ",":
       comma = -1
+    last, done = sign, match.end()
   return None, []
 
 

@@ -224,15 +224,14 @@ def _unsupported(fact: Addition, scene: Trajectory, passage: str) -> str | None:
   Chinese does not mark names, so that only figures are looked up there.
   """
   known = " ".join([passage, prompts.all_sheets(scene), *(t.reply for t in scene.turns)])
-  have = set(checks.words(known))
+  have, figures = set(checks.words(known)), set(_FIGURE.findall(known))
+  have |= {part for word in have for part in word.split("'")}
   # The first word of a sentence has a capital for that reason.
   plain = _SENTENCE_START.sub(lambda m: m[0].lower(), fact.text)
   for name in (_NAMED if scene.language == "en" else _FIGURE).findall(plain):
-    if not set(checks.words(name)) <= have | _possessed(have):
-      return "figure" if name[0].isdigit() else "name"
+    if name[0].isdigit():
+      if name not in figures:
+        return "figure"
+    elif not {p for word in checks.words(name) for p in word.split("'")} - {"s"} <= have:
+      return "name"
   return None
-
-
-def _possessed(words: set[str]) -> set[str]:
-  """The possessive of each word."""
-  return {f"{word}'s" for word in words}

@@ -153,8 +153,8 @@ class StageFiles:
       self._digest.hexdigest(),
       _append(self.folder / CONVERSATIONS, map(schema.to_dict, scenes)),
       _append(self.folder / FAILURES, map(dataclasses.asdict, faults)),
-      Counter(before.counts) + Counter(counts),
-      Counter(before.used) + Counter(used),
+      dict(Counter(before.counts) + Counter(counts)),
+      dict(Counter(before.used) + Counter(used)),
     )
     if whole:
       self._manifest.whole = made
