@@ -112,6 +112,7 @@ class Client:
           known = self._known(request)
           if known is not None:
             done.put((request, known))
+            await asyncio.sleep(0)
             continue
           running.add(asyncio.create_task(self._send(request)))
           await asyncio.sleep(0)
