@@ -28,7 +28,7 @@ from her_jax.roleplay.schema import DataError
 from her_jax.training import budget
 from her_jax.training.loop import NotFinite
 
-TASKS = ("sft", "genrm", "rl", "evaluate", "export", "quickstart")
+TASKS = ("sft", "genrm", "rl", "evaluate", "export", "quickstart", "synthesize")
 
 # What a user can mend: shown as a message, without a traceback.
 _EXPECTED = (
