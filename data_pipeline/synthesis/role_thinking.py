@@ -209,7 +209,7 @@ class RoleThinking:
     if parsed.status != "ok" or parsed.plan is not None or parsed.is_empty:
       raise Rejected("bad_tags", key)
     old = grammar.parse(turn.reply)
-    change = checks.speech_change(old, parsed)
+    change = checks.speech_change(old, parsed, turn.speaker)
     allowed = int(self.settings.most_changed * change.total)
     moved = int(self.settings.most_moved * change.total)
     if change.lost > allowed or change.added > allowed or change.moved > moved:

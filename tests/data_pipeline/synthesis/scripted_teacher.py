@@ -126,7 +126,8 @@ class Teacher:
     heard = [s for s in parsed.segments if s.kind != THINKING and s.text.strip()]
     options = []
     for pieces in (heard, _split(heard)):
-      for places in [[i] for i in range(len(pieces) + 1)] + [[0, len(pieces)]]:
+      ends = range(len(pieces) + 1)
+      for places in (*itertools.combinations(ends, 1), *itertools.combinations(ends, 2)):
         whole = list(pieces)
         for k, place in enumerate(reversed(places)):
           own = thought if k == 0 else Segment(THINKING, _THOUGHTS[language][(digest + 1) % 3])

@@ -75,7 +75,7 @@ def test_every_plan_sits_on_the_turn_it_was_made_for(tmp_path):
 def test_plans_of_the_real_cases_sit_on_their_turns_also_after_merging(real_data, tmp_path):
   given = synthesis_runs.real_cases(real_data("coser_public_domain_cases.json"))
   assert len(given) == 43
-  teacher = Teacher(seed=4, faulty=0.3)
+  teacher = Teacher(seed=4, faulty=0.5)
   summary = make(tmp_path, teacher, window=6).run(source(given))
   made = read(tmp_path)
   assert len(made) == 43
