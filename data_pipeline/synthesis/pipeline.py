@@ -110,6 +110,7 @@ class Pipeline:
     wanted = folders if chosen is None else [f for f in folders if f in chosen]
     if not wanted:
       raise ConfigError(f"no stage is chosen; there are {', '.join(folders)}")
+    self.workdir.mkdir(parents=True, exist_ok=True)
     if retry_failed:
       self._plan_retries(wanted)
     try:

@@ -93,7 +93,6 @@ class StageFiles:
   def start(self, lines: Iterator[bytes]) -> None:
     """Passes over the input lines that are done; if they have changed, all is done again."""
     done = self._manifest.whole
-    taken: list[bytes] = []
     digest = hashlib.sha256()
     for _ in range(done.inputs):
       line = next(lines, None)
@@ -103,7 +102,6 @@ class StageFiles:
     if done.inputs and digest.hexdigest() != done.digest:
       raise InputChanged(f"{self.folder} was made of other conversations")
     self._digest = digest
-    del taken
 
   def restart(self) -> None:
     """Forgets the results, of which the input has changed; what blocks were told is kept."""

@@ -60,7 +60,6 @@ def run(config: ml_collections.ConfigDict, workdir: str, mesh: Any = None) -> di
     config.give_up_after,
   )
   chosen = _chosen(config.stages)
-  pathlib.Path(workdir).mkdir(parents=True, exist_ok=True)
   try:
     source = _source(config, pathlib.Path(workdir), pipeline.PREPARE in chosen)
     return chain.run(source, chosen, config.retry_failed)

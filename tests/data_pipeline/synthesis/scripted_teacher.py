@@ -186,6 +186,13 @@ class Teacher:
     return text[:-2] if fault == "json" else text, ""
 
 
+def over_http(messages: list[dict[str, str]]) -> dict[str, str]:
+  """The message of a faulty teacher behind `tests.llm.bad_server`."""
+  given = [Message(m["role"], m["content"]) for m in messages]
+  reply = Teacher(seed=11, faulty=0.2).answer(given, 0)
+  return {"content": reply.text, "reasoning_content": reply.reasoning}
+
+
 def stage_of(fences) -> str:
   """Which stage asks, from the labels of its material."""
   if "PASSAGE" in fences:
