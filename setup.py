@@ -93,7 +93,7 @@ setuptools.setup(
     ]
   ),
   package_data={
-    "data_pipeline": ["samples/*"],
+    "data_pipeline": ["samples/*", "samples/recorded/*", "synthesis/*.toml"],
     "her_jax": [
       "roleplay/*.jsonl",
       "evaluation/*.jinja",

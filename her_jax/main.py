@@ -24,7 +24,7 @@ from her_jax import command_line, cpu_backend, distributed, sharding
 from her_jax.errors import ConfigError
 from her_jax.training import budget, workdirs
 
-TASKS = ("sft", "genrm", "rl", "evaluate", "export", "quickstart")
+TASKS = ("sft", "genrm", "rl", "evaluate", "export", "quickstart", "synthesize")
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config", None, "Path of a config, with a preset after a colon: configs/rl.py:tiny"

@@ -1,0 +1,230 @@
+"""Turns plain conversations into trajectories, by calls of a teacher model."""
+
+from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import json
+import pathlib
+from typing import Any, TypeVar
+
+from absl import logging
+import ml_collections
+
+from data_pipeline import samples
+from data_pipeline.synthesis import (
+  ask,
+  pipeline,
+  prepare,
+  prompts,
+  role_thinking,
+  setting,
+  stage_files,
+  system_thinking,
+)
+from data_pipeline.synthesis.stage import Stage
+from her_jax.errors import ConfigError
+from her_jax.llm import build
+from her_jax.llm.client import Client, Sampling
+from her_jax.roleplay import jsonl, schema
+from her_jax.roleplay.schema import DataError, Trajectory
+
+_S = TypeVar("_S")
+_FOLDERS = {
+  "0": (pipeline.PREPARE,), "1": ("stage_1",), "2": ("stage_2a", "stage_2b"),
+  "2a": ("stage_2a",), "2b": ("stage_2b",), "3": ("stage_3",),
+}  # fmt: skip
+
+
+def run(config: ml_collections.ConfigDict, workdir: str, mesh: Any = None) -> dict[str, Any]:
+  """Runs the stages that the config names; returns what synthesis.json holds.
+
+  Args:
+    mesh: of the devices, which are not used; on further hosts of a pod there is nothing to do.
+
+  Raises:
+    ConfigError: settings contradict each other or the workdir; also, when calls can't go on.
+    DataError: the source can't be read.
+  """
+  if mesh is not None:
+    import jax
+
+    if jax.process_index():
+      return {}
+  stages = _stages(config)
+  clients = _Clients(config, pathlib.Path(workdir))
+  chain = pipeline.Pipeline(
+    pathlib.Path(workdir),
+    stages,
+    clients.of,
+    prepare.Settings(**config.prepare),
+    config.block,
+    config.give_up_after,
+  )
+  chosen = _chosen(config.stages)
+  try:
+    source = _source(config, pathlib.Path(workdir), pipeline.PREPARE in chosen)
+    return chain.run(source, chosen, config.retry_failed)
+  finally:
+    clients.report()
+
+
+def _stages(config: ml_collections.ConfigDict) -> list[Stage]:
+  """Raises ConfigError for a setting that can't be."""
+  for field, least in (
+    ("block", 1),
+    ("give_up_after", 1),
+    ("limit", 0),
+    ("prepare.min_turns", 1),
+  ):
+    section, _, name = field.rpartition(".")
+    if (value := (config[section] if section else config)[name]) < least:
+      raise ConfigError(f"config.{field} is {value}; it must be {least} or more")
+  if config.prepare.notation not in prepare.NOTATIONS:
+    raise ConfigError(
+      f"config.prepare.notation is {config.prepare.notation!r}; there are"
+      f" {', '.join(prepare.NOTATIONS)}"
+    )
+  count = _counter(config.tokenizer)
+  plans = [
+    _settings(system_thinking.Settings, config, name) for name in ("forward", "backward")
+  ]
+  return [
+    role_thinking.RoleThinking(
+      _settings(role_thinking.Settings, config, "role_thinking"), count
+    ),
+    system_thinking.Forward(plans[0], count),
+    system_thinking.Backward(plans[1], count),
+    setting.SettingCompletion(_settings(setting.Settings, config, "setting"), count),
+  ]
+
+
+def _settings(make: Callable[..., _S], config: ml_collections.ConfigDict, name: str) -> _S:
+  """A stage's settings from the section `name`."""
+  section = config[name].to_dict()
+  for field, least in (("tries", 1), ("max_tokens", 1), ("input_tokens", 1), ("window", 1),
+                       ("context", 0), ("turns", 1)):  # fmt: skip
+    if section.get(field, least) < least:
+      raise ConfigError(
+        f"config.{name}.{field} is {section[field]}; it must be {least} or more"
+      )
+  if section.get("speakers", "all") not in system_thinking.SPEAKERS:
+    raise ConfigError(
+      f"config.{name}.speakers is {section['speakers']!r}; there are"
+      f" {', '.join(system_thinking.SPEAKERS)}"
+    )
+  for field in ("length_en", "length_zh"):
+    if field in section:
+      section[field] = tuple(section[field])
+      if len(section[field]) != 2 or not 0 <= section[field][0] <= section[field][1]:
+        raise ConfigError(f"config.{name}.{field} is {section[field]}; give (from, to)")
+  sampling = Sampling(
+    section.pop("temperature"), section.pop("top_p"), section.pop("max_tokens"), config.seed
+  )
+  return make(sampling=sampling, **section)
+
+
+def _counter(path: str) -> ask.Counter:
+  """Counts tokens with the tokenizer at `path`, or estimates them without one."""
+  if not path:
+    return prompts.estimated_tokens
+  from her_jax.hf import tokenizer as hf_tokenizer
+
+  tokenizer = hf_tokenizer.load(path)
+
+  def count(texts: Sequence[str], _: str) -> int:
+    return sum(
+      len(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    )
+
+  return count
+
+
+def _chosen(stages: str) -> list[str]:
+  wanted = [name.strip() for name in str(stages).split(",") if name.strip()]
+  if not wanted or (unknown := [name for name in wanted if name not in _FOLDERS]):
+    shown = "empty" if not wanted else f"holds {unknown[0]!r}"
+    raise ConfigError(f"config.stages {shown}; name some of {', '.join(_FOLDERS)}")
+  return [folder for name in wanted for folder in _FOLDERS[name]]
+
+
+class _Clients:
+  """The client of each stage, made when it is first needed: a run that is done needs none."""
+
+  def __init__(self, config: ml_collections.ConfigDict, workdir: pathlib.Path):
+    self._config, self._workdir = config, workdir
+    self._made: dict[str, Client] = {}
+
+  def of(self, stage: Stage) -> Client:
+    own = stage.name == system_thinking.FORWARD and bool(self._config.reasoner.model)
+    name = "calls_reasoner" if own else "calls"
+    if name not in self._made:
+      settings = ml_collections.ConfigDict(self._config.llm.to_dict())
+      if own:
+        given = {k: v for k, v in self._config.reasoner.items() if v or k.startswith("budget")}
+        settings.update(given)
+      if settings.recorded == "samples":
+        settings.recorded = str(samples.RECORDED)
+      self._made[name] = build.client(settings, self._workdir / f"{name}.jsonl")
+    return self._made[name]
+
+  def report(self) -> None:
+    """Tells what the calls of this run came to, and writes it into the workdir."""
+    for name, client in self._made.items():
+      logging.info("%s\n%s", name, client.report.table())
+      text = json.dumps(client.report.as_dict(), indent=2)
+      stage_files.write_atomically(self._workdir / f"{name}_report.json", text + "\n")
+
+
+def _source(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path, needed: bool
+) -> pipeline.Source:
+  """The conversations that the config names; `needed` says whether stage 0 reads them."""
+  if not needed:
+    return pipeline.Source(lambda: (), "")
+  if not config.source:
+    raise ConfigError("config.source is empty; pass a file or a folder of conversations")
+  path = samples.PLAIN if config.source == "samples" else pathlib.Path(config.source)
+  if config.format == "trajectories":
+    read = lambda: _trajectories(path)
+  else:
+    read = lambda: _foreign(path, config.format, config.lenient, workdir / pipeline.PREPARE)
+  return pipeline.Source(read, _identity(path, config.format), config.lenient, config.limit)
+
+
+def _foreign(
+  path: pathlib.Path, format: str, lenient: bool, folder: pathlib.Path
+) -> Iterator[Trajectory]:
+  """Conversations in another project's format; what became of its rows goes to source.json."""
+  from data_pipeline.sources import reader, report
+
+  if format not in reader.FORMATS:
+    raise ConfigError(f"config.format is {format!r}; there are {', '.join(reader.FORMATS)}")
+  counts = report.Report()
+  rejected = folder / "rejected.jsonl" if lenient else None
+  yield from reader.read(path, format, not lenient, report=counts, rejected=rejected)
+  text = json.dumps(counts.as_dict(), ensure_ascii=False, indent=2)
+  stage_files.write_atomically(folder / "source.json", text + "\n")
+
+
+def _trajectories(path: pathlib.Path) -> Iterator[Trajectory | DataError]:
+  """Of JSON Lines, of which only the fields' types are checked: stage 0 does the rest."""
+  for file in _files(path, "*.jsonl"):
+    for number, made in jsonl.each_line(file, schema.build_trajectory):
+      yield DataError(f"{file}:{number}{made}") if isinstance(made, DataError) else made
+
+
+def _files(path: pathlib.Path, pattern: str = "*") -> list[pathlib.Path]:
+  if path.is_file():
+    return [path]
+  found = sorted(p for p in path.rglob(pattern) if p.is_file()) if path.is_dir() else []
+  if not found:
+    raise DataError(f"config.source={path}: no such file, and no folder with {pattern} in it")
+  return found
+
+
+def _identity(path: pathlib.Path, format: str) -> str:
+  """A hash of all that a source holds."""
+  digest = hashlib.sha256(format.encode())
+  for file in _files(path):
+    with file.open("rb") as f:
+      digest.update(hashlib.file_digest(f, "sha256").digest())
+  return digest.hexdigest()
