@@ -1,0 +1,224 @@
+"""Streams files of trajectories line by line, with the place, hash and counts of what is read.
+
+What is kept of a conversation is a few numbers, so that memory does not grow with the texts.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import re
+from typing import Any, BinaryIO
+
+from her_jax.roleplay import jsonl, schema
+from her_jax.roleplay.schema import DataError, Trajectory
+
+PURPOSES = ("sft", "rl", "judge_sft", "judge_rl", "test")
+HER = "her"  # What the stages add stands in `extra` under this key.
+_SHOWN = 100  # So many refused lines are named; all are counted.
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """Where a conversation stands: file number, line (from 1), byte offset and length."""
+
+  file: int
+  line: int
+  offset: int
+  length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class FileFacts:
+  """What a whole file holds, with its SHA-256."""
+
+  name: str
+  sha256: str
+  bytes: int
+  conversations: int
+  turns: int
+
+
+class IdTable:
+  """A map of 64-bit hashes to whole numbers in two flat arrays, about 32 bytes an entry.
+
+  Open addressing with linear probing; at most half of the slots are taken. A dict takes four
+  times as much.
+
+      >>> table = IdTable()
+      >>> table.add(hash_of("a"), 7), table.add(hash_of("a"), 9)
+      (None, 7)
+  """
+
+  def __init__(self) -> None:
+    self._keys, self._values, self._taken = array("Q", [0] * 1024), array("Q", [0] * 1024), 0
+
+  def __len__(self) -> int:
+    return self._taken
+
+  def add(self, key: int, value: int) -> int | None:
+    """Enters `value` under `key`, or gives what already stands there and changes nothing."""
+    if 2 * self._taken >= len(self._keys):
+      self._grow()
+    slot = self._slot(key)
+    if self._keys[slot]:
+      return self._values[slot]
+    self._keys[slot], self._values[slot] = key, value
+    self._taken += 1
+    return None
+
+  def get(self, key: int) -> int | None:
+    slot = self._slot(key)
+    return self._values[slot] if self._keys[slot] else None
+
+  def _slot(self, key: int) -> int:
+    mask = len(self._keys) - 1
+    slot = key & mask
+    while self._keys[slot] not in (0, key):
+      slot = (slot + 1) & mask
+    return slot
+
+  def _grow(self) -> None:
+    old = zip(self._keys, self._values, strict=True)
+    size = 2 * len(self._keys)
+    self._keys, self._values = array("Q", bytes(8 * size)), array("Q", bytes(8 * size))
+    for key, value in old:
+      if key:
+        slot = self._slot(key)
+        self._keys[slot], self._values[slot] = key, value
+
+
+def hash_of(text: str) -> int:
+  """64 bits of BLAKE2b, the same on every machine; never 0."""
+  digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+  return int.from_bytes(digest, "little") or 1
+
+
+def content_digest(scene: Trajectory) -> int:
+  """SHA-256 over what a conversation says, as a number: equal before and after splitting."""
+  said = [[t.speaker, t.reply, t.plan] for t in scene.turns]
+  text = json.dumps([scene.id, scene.source, scene.scenario, said], ensure_ascii=False)
+  return int.from_bytes(hashlib.sha256(text.encode()).digest(), "little")
+
+
+class Conversations:
+  """The trajectories of one or more files, checked, in order; each pass reads them anew.
+
+  Args:
+    paths: JSON Lines files of trajectories.
+    lenient: whether a faulty line is counted in `rejected` and left out, where it otherwise
+      stops the pass.
+    need_source: whether a conversation without the name of its book is a fault.
+  """
+
+  def __init__(
+    self,
+    paths: Sequence[str | os.PathLike[str]],
+    lenient: bool = False,
+    need_source: bool = True,
+  ):
+    if not paths:
+      raise DataError("no files of trajectories; pass at least one")
+    self.paths = [pathlib.Path(path) for path in paths]
+    for path in self.paths:
+      if not path.is_file():
+        raise DataError(f"{path}: no such file; pass an existing JSON Lines file")
+    self._lenient, self._need_source = lenient, need_source
+    self._clear()
+
+  def _clear(self) -> None:
+    self.files: list[FileFacts] = []  # Of the files that this pass has read to the end.
+    self.rejected: Counter[str] = Counter()  # Reason → lines.
+    self.rejected_lines: list[str] = []  # The first of them, each with its place.
+    self.ids = IdTable()  # Id → (file << 40 | line).
+
+  def __iter__(self) -> Iterator[tuple[Place, Trajectory]]:
+    """Yields place and trajectory.
+
+    Raises:
+      DataError: names file, line and mend; if lenient, only where no line is left.
+    """
+    self._clear()
+    for number, path in enumerate(self.paths):
+      yield from self._file(number, path)
+    if not len(self.ids):
+      names = ", ".join(map(str, self.paths))
+      why = f" ({self.rejected.total()} lines refused)" if self.rejected else ""
+      raise DataError(f"{names}: holds no conversation{why}; pass a file with some")
+
+  def _file(self, number: int, path: pathlib.Path) -> Iterator[tuple[Place, Trajectory]]:
+    sha, offset, conversations, turns = hashlib.sha256(), 0, 0, 0
+    with path.open("rb") as f:
+      for line, raw in enumerate(f, 1):
+        sha.update(raw)
+        place = Place(number, line, offset, len(raw))
+        offset += len(raw)
+        try:
+          scene = self._made(raw, place)
+        except DataError as error:
+          self._reject(f"{path}:{line}", error)
+          continue
+        if scene is not None:
+          conversations, turns = conversations + 1, turns + len(scene.turns)
+          yield place, scene
+    self.files.append(FileFacts(path.name, sha.hexdigest(), offset, conversations, turns))
+
+  def _made(self, raw: bytes, place: Place) -> Trajectory | None:
+    row = jsonl.parse_json(raw)
+    if row is None:
+      return None
+    if not isinstance(row, dict):
+      raise DataError(f"expected one JSON object a line, got {type(row).__name__}")
+    if b"\\u0000" in raw:
+      refuse_nul(row)
+    scene = schema.trajectory_from_dict(row)
+    if self._need_source and not scene.source.strip():
+      raise DataError(f"source: {scene.id!r} names no book; the split is by book, so name it")
+    first = self.ids.add(hash_of(scene.id), place.file << 40 | place.line)
+    if first is not None:
+      at = f"{self.paths[first >> 40]}:{first & (1 << 40) - 1}"
+      raise DataError(f"id: {scene.id!r} stands in {at} too; ids must be unique")
+    return scene
+
+  def _reject(self, at: str, error: DataError) -> None:
+    if not self._lenient:
+      raise DataError(f"{at}: {error}") from None
+    # Names and numbers taken out, so that faults of one kind count as one.
+    what = str(error).split(";")[0]
+    self.rejected[re.sub(r"'[^']*'|\"[^\"]*\"|\d+|\{.*\}", "…", what)[:200]] += 1
+    if len(self.rejected_lines) < _SHOWN:
+      self.rejected_lines.append(f"{at}: {error}")
+
+
+def refuse_nul(value: Any, where: str = "") -> None:
+  """Raises DataError where a text holds NUL, at which many readers end a text."""
+  if isinstance(value, str) and "\0" in value:
+    raise DataError(f"{where or 'row'}: holds a NUL character (\\u0000); remove it")
+  if isinstance(value, dict):
+    for name, entry in value.items():
+      refuse_nul(name, f"{where}.{name!r}" if where else repr(name))
+      refuse_nul(entry, f"{where}.{name}" if where else str(name))
+  if isinstance(value, list | tuple):
+    for i, entry in enumerate(value):
+      refuse_nul(entry, f"{where}[{i}]")
+
+
+def line_at(file: BinaryIO, offset: int, length: int) -> dict[str, Any]:
+  """The JSON object of a line that a pass has found at `offset`."""
+  file.seek(offset)
+  row = jsonl.parse_json(file.read(length))
+  assert isinstance(row, dict)
+  return row
+
+
+def with_purpose(row: dict[str, Any], purpose: str) -> dict[str, Any]:
+  """A row that says what it is for, in place."""
+  mine = row.get(HER)
+  if mine is not None and not isinstance(mine, dict):
+    raise DataError(f"{HER}: expected an object, got {type(mine).__name__}")
+  row[HER] = {**(mine or {}), "purpose": purpose}
+  return row
