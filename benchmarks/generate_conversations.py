@@ -10,6 +10,7 @@ book in four is Chinese. Equal arguments give equal bytes.
 """
 
 from collections.abc import Iterator
+import functools
 import json
 import pathlib
 from typing import Any
@@ -95,6 +96,7 @@ class Book:
     }
 
 
+@functools.cache
 def _vocabulary(language: str) -> list[str]:
   rng = np.random.default_rng(len(language))
   if language == "zh":

@@ -187,7 +187,7 @@ def _check_rows(
 ) -> None:
   """Holds the rows of files to the proof; `whole` if each book must be there completely."""
   tallies: dict[str, BookTally] = {}
-  for place, scene in Conversations(paths, lenient):
+  for place, scene in Conversations(paths, lenient, checked=not lenient):
     at = f"{paths[place.file]}:{place.line} (id {scene.id!r})"
     purpose = proof.purpose(scene.source)
     wanted = purposes[place.file]
