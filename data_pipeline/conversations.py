@@ -191,7 +191,7 @@ class Conversations:
       raise DataError(f"{at}: {error}") from None
     # Names and numbers taken out, so that faults of one kind count as one.
     what = str(error).split(";")[0]
-    self.rejected[re.sub(r"'[^']*'|\"[^\"]*\"|\d+|\{.*\}", "…", what)[:200]] += 1
+    self.rejected[re.sub(r"'[^']*'|\"[^\"]*\"|(?<![\w-])\d+|\{.*\}", "…", what)[:200]] += 1
     if len(self.rejected_lines) < _SHOWN:
       self.rejected_lines.append(f"{at}: {error}")
 

@@ -27,7 +27,6 @@ from data_pipeline.builders import card
 from data_pipeline.builders.source import KINDS, Reader, Source
 from data_pipeline.proof import CHECKSUMS, PROOF, sha256_of
 from her_jax.errors import ConfigError
-from her_jax.roleplay import schema
 from her_jax.roleplay.schema import Character, DataError, PreferencePair, Trajectory, Turn
 
 FORMATS = ("parquet", "jsonl")
@@ -83,11 +82,9 @@ def pair_columns(pair: PreferencePair, record: int) -> dict[str, Any]:
 
 def pair_from_columns(row: Mapping[str, Any]) -> PreferencePair:
   """The pair of an exported row, equal to the one that was written."""
-  return PreferencePair(
-    **{name: row[name] for name in (*_PAIR, "turn")},
-    **{name: tuple(row[name]) for name in _VIOLATES},
-    extra=json.loads(row["extra"] or "{}"),
-  )
+  fields: dict[str, Any] = {name: row[name] for name in (*_PAIR, "turn")}
+  fields |= {name: tuple(row[name]) for name in _VIOLATES}
+  return PreferencePair(**fields, extra=json.loads(row["extra"] or "{}"))
 
 
 def _columns(value: Any, names: Sequence[str]) -> dict[str, str]:

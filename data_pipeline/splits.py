@@ -203,10 +203,6 @@ def _linked(
     other = first.setdefault(normal_title(title), title)
     if groups.join(other, title):
       links.append(Link((other, title), "title", 1.0))
-  for match in finder.books():
-    one, two = titles[match.first], titles[match.second]
-    if groups.join(one, two):
-      links.append(Link((one, two), "text", round(match.similarity, 4)))
   for match in finder.conversations():
     one, two = (titles[scan.books[i]] for i in (match.first, match.second))
     if match.similarity < settings.threshold:
@@ -214,6 +210,10 @@ def _linked(
     elif groups.join(one, two):
       ids = tuple(scan.row(i)["id"] for i in (match.first, match.second))
       links.append(Link((one, two), "conversation", round(match.similarity, 4), ids))
+  for match in finder.books():
+    one, two = titles[match.first], titles[match.second]
+    if groups.join(one, two):
+      links.append(Link((one, two), "text", round(match.similarity, 4)))
   return groups, links, nearest
 
 

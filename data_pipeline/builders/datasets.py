@@ -9,6 +9,7 @@ They are `ShardBasedBuilder`s, because those need no shuffling: TFDS' shuffler k
 records in memory and then asks for TensorFlow. Grain shuffles by index when it reads.
 """
 
+import abc
 from collections.abc import Callable, Iterator, Mapping
 import functools
 import json
@@ -25,7 +26,7 @@ Examples = Iterator[tuple[int, dict[str, Any]]]
 _text, _number = tfds.features.Text, lambda: tfds.features.Scalar(np.int64)
 
 
-class HerBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
+class HerBuilder(tfds.core.ShardBasedBuilder):
   """What the four have in common.
 
   Args:
@@ -42,13 +43,13 @@ class HerBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
     self._source = source
     super().__init__(**kwargs)
 
+  @abc.abstractmethod
   def columns(self) -> dict[str, Any]:
     """The features of a record."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def examples(self, reader: Reader, purpose: str, part: range) -> Iterator[dict[str, Any]]:
     """The records of one shard."""
-    raise NotImplementedError
 
   def _info(self) -> tfds.core.DatasetInfo:
     source = self._source
