@@ -191,7 +191,10 @@ def test_names_are_masked_as_a_run():
   scene = dataclasses.replace(
     SCENES[0],
     characters=(schema.Character("Una Marrack"), schema.Character("Ben")),
-    turns=(schema.Turn("Ben", "Una Marrack nods to Ben"), schema.Turn("Ben", "Una nods to Ben")),
+    turns=(
+      schema.Turn("Ben", "Una Marrack nods to Ben"),
+      schema.Turn("Ben", "Una nods to Ben"),
+    ),
   )
   made = near_duplicates.masked_tokens(scene)
   assert np.array_equal(made[:4], made[3:7])  # NAME nods to NAME(+NAME) nods to NAME
