@@ -12,6 +12,7 @@ temporary file and bands are sorted in turn: datasketch's own index (`MinHashLSH
 about 20 kB of memory a conversation.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 import dataclasses
@@ -145,23 +146,63 @@ def normal_title(title: str) -> str:
   return " ".join(words) or title.strip().casefold()
 
 
-class Finder:
-  """Takes conversations one by one and then tells which are near-duplicates.
+@dataclasses.dataclass(frozen=True)
+class Sketch:
+  """What is kept of a conversation's text.
 
-  Numbers are those of `add`, from 0. Use as a context manager: the signatures are a temporary
-  file. Memory is some numbers a conversation and `book_sketch` numbers a book.
+  Attributes:
+    signature: MinHash, bands x rows values uint32 as bytes; empty if the text is too short.
+    text: hash of the normal text.
+    smallest: the smallest hashes of its long shingles, uint64 [at most book_sketch], sorted.
   """
+
+  signature: bytes
+  text: int
+  smallest: np.ndarray
+
+
+class Sketcher:
+  """Makes sketches; those of equal settings and seed can be compared."""
 
   def __init__(self, settings: Settings, seed: int = 0):
     self._settings = settings
-    width = settings.bands * settings.rows
     # Hashes come ready; the seed of datasketch must be positive.
-    self._empty = datasketch.MinHash(num_perm=width, seed=seed + 1, hashfunc=lambda h: h)
+    width = settings.bands * settings.rows
+    self._empty = datasketch.MinHash(num_perm=width, seed=seed + 1, hashfunc=_ready)
+
+  def __call__(self, scene: Trajectory) -> Sketch:
+    settings, chinese = self._settings, scene.language == "zh"
+    made = masked_tokens(scene)
+    found = shingles(made, settings.signs if chinese else settings.words)
+    signature = b""
+    if len(found) >= settings.least:
+      minhash = self._empty.copy()
+      minhash.update_batch((found >> np.uint64(32)).tolist())
+      signature = minhash.hashvalues.astype(np.uint32).tobytes()
+    digest = hashlib.blake2b(made.tobytes(), digest_size=8).digest()
+    long = shingles(made, settings.book_signs if chinese else settings.book_words)
+    smallest = long[: settings.book_sketch].copy()
+    return Sketch(signature, int.from_bytes(digest, "little") or 1, smallest)
+
+
+def _ready(value: int) -> int:
+  return value
+
+
+class Finder:
+  """Takes sketches one by one and then tells which are near-duplicates.
+
+  Numbers are in the order of `add`, from 0. Use as a context manager: the signatures are a
+  temporary file. Memory is some numbers a conversation and `book_sketch` numbers a book.
+  """
+
+  def __init__(self, settings: Settings):
+    self._settings = settings
     self._file = tempfile.TemporaryFile(prefix="signatures")
-    self._width = width
-    self._row_bytes = 4 * width
-    self._rows: list[int] = []  # Conversations that have a signature.
-    self._books: list[int] = []  # Their books.
+    self._width = settings.bands * settings.rows
+    self._row_bytes = 4 * self._width
+    self._rows = array("L")  # Conversations that have a signature.
+    self._books = array("L")  # Their books.
     self._sketches: dict[int, np.ndarray] = {}
     self._added = 0
     self.too_short = 0
@@ -173,32 +214,25 @@ class Finder:
   def __exit__(self, *exception: object) -> None:
     self._file.close()
 
-  def add(self, scene: Trajectory, book: int) -> int:
-    """Takes a conversation of the book with this number; gives the hash of its normal text."""
-    settings, chinese = self._settings, scene.language == "zh"
-    made = masked_tokens(scene)
-    found = shingles(made, settings.signs if chinese else settings.words)
-    if len(found) < settings.least:
-      self.too_short += 1
-    else:
-      sketch = self._empty.copy()
-      sketch.update_batch((found >> np.uint64(32)).tolist())
-      self._file.write(sketch.hashvalues.astype(np.uint32).tobytes())
+  def add(self, sketch: Sketch, book: int) -> None:
+    """Takes a conversation of the book with this number."""
+    if sketch.signature:
+      self._file.write(sketch.signature)
       self._rows.append(self._added)
       self._books.append(book)
-    self._add_to_book(book, made, settings.book_signs if chinese else settings.book_words)
+    else:
+      self.too_short += 1
+    self._add_to_book(book, sketch.smallest)
     self._added += 1
-    digest = hashlib.blake2b(made.tobytes(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") or 1
 
-  def _add_to_book(self, book: int, made: np.ndarray, length: int) -> None:
+  def _add_to_book(self, book: int, new: np.ndarray) -> None:
     most = self._settings.book_sketch
-    known, new = self._sketches.get(book), shingles(made, length)[:most]
+    known = self._sketches.get(book)
     if known is not None:
       if len(known) == most:
         new = new[new < known[-1]]
       new = np.unique(np.concatenate([known, new]))[:most]
-    self._sketches[book] = new.copy()
+    self._sketches[book] = new
 
   def conversations(self) -> Iterator[Match]:
     """Pairs of conversations of different books that meet in a band, with their similarity.

@@ -13,7 +13,7 @@ import os
 import pathlib
 from typing import Any
 
-from data_pipeline.conversations import HER, Conversations, content_digest
+from data_pipeline.conversations import HER, Conversations, content_digest, same
 from data_pipeline.near_duplicates import normal_title
 from her_jax.roleplay.schema import DataError
 
@@ -187,7 +187,7 @@ def _check_rows(
 ) -> None:
   """Holds the rows of files to the proof; `whole` if each book must be there completely."""
   tallies: dict[str, BookTally] = {}
-  for place, scene in Conversations(paths, lenient, checked=not lenient):
+  for place, scene in Conversations(paths, same, lenient, checked=not lenient):
     at = f"{paths[place.file]}:{place.line} (id {scene.id!r})"
     purpose = proof.purpose(scene.source)
     wanted = purposes[place.file]

@@ -5,7 +5,7 @@
 Writes one file a purpose (`sft.jsonl`, `rl.jsonl`, `judge_sft.jsonl`, `judge_rl.jsonl`,
 `test.jsonl`) and `splits_proof.json`. Flags: `--purposes` (sizes, of which only the ratio
 counts: `sft=3,test=1`), `--seed`, `--duplicates=join|raise`, `--previous=PROOF` (books keep the
-purpose they had there), `--lenient`, `--threshold`, `--nowrite_files` for the proof alone.
+purpose they had there), `--lenient`, `--threshold`, `--processes`, `--nowrite_files` for the proof alone.
 
 The unit is the book. Books that share a near-duplicate conversation, much of their text or
 their title are one unit (or an error, by flag). Units stand on a line in the order of a hash of
@@ -42,7 +42,7 @@ from data_pipeline.conversations import (
 from data_pipeline.near_duplicates import Match, Settings, normal_title
 from data_pipeline.proof import PROOF, Proof, read_proof, require_proof, verify
 from her_jax.errors import ConfigError
-from her_jax.roleplay.schema import DataError
+from her_jax.roleplay.schema import DataError, Trajectory
 
 __all__ = ["DEFAULT", "Proof", "assign", "read_proof", "require_proof", "split", "verify"]
 
@@ -51,11 +51,32 @@ DEFAULT = {"sft": 107_800, "rl": 26_800, "judge_sft": 108_800, "judge_rl": 80_00
 _SHOWN = 20  # Repeated conversations that the proof names.
 
 
+@dataclasses.dataclass(frozen=True)
+class _Summary:
+  """What one conversation tells the split."""
+
+  book: str
+  turns: int
+  digest: int
+  sketch: near_duplicates.Sketch
+
+
+@dataclasses.dataclass(frozen=True)
+class _Summarise:
+  """The work on each conversation, which another process may do."""
+
+  sketcher: near_duplicates.Sketcher
+
+  def __call__(self, scene: Trajectory) -> _Summary:
+    digest = content_digest(scene)
+    return _Summary(scene.source, len(scene.turns), digest, self.sketcher(scene))
+
+
 @dataclasses.dataclass
 class _Scan:
   """What one pass over the input leaves: some numbers a conversation, a tally a book."""
 
-  source: Conversations
+  source: Conversations[_Summary]
   tallies: list[proofs.BookTally] = dataclasses.field(default_factory=list)
   titles: dict[str, int] = dataclasses.field(default_factory=dict)  # → number of the book
   files: array = dataclasses.field(default_factory=lambda: array("B"))
@@ -67,17 +88,18 @@ class _Scan:
   repeated: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
   def run(self, finder: near_duplicates.Finder) -> None:
-    for place, scene in self.source:
-      book = self.titles.setdefault(scene.source, len(self.titles))
+    for place, summary in self.source:
+      book = self.titles.setdefault(summary.book, len(self.titles))
       if book == len(self.tallies):
         self.tallies.append(proofs.BookTally())
-      self.tallies[book].add(content_digest(scene), len(scene.turns))
+      self.tallies[book].add(summary.digest, summary.turns)
       number = len(self.books)
       self.files.append(place.file)
       self.offsets.append(place.offset)
       self.lengths.append(place.length)
       self.books.append(book)
-      first = self.texts.add(finder.add(scene, book), number)
+      finder.add(summary.sketch, book)
+      first = self.texts.add(summary.sketch.text, number)
       if first is not None:
         self.repeats += 1
         if len(self.repeated) < _SHOWN:
@@ -100,6 +122,7 @@ def split(
   previous: Proof | None = None,
   lenient: bool = False,
   write_files: bool = True,
+  processes: int = 0,
 ) -> Proof:
   """Splits files of trajectories; see the module for how.
 
@@ -111,6 +134,7 @@ def split(
     previous: a proof whose books keep their purpose.
     lenient: whether faulty lines are counted and left out.
     write_files: whether to write the purposes' files, or the proof alone.
+    processes: how many read the lines; 0 for this one alone. The result is the same.
 
   Raises:
     ConfigError: the purposes or `duplicates` are none.
@@ -118,9 +142,10 @@ def split(
   """
   _check(purposes, duplicates)
   settings = settings or Settings()
-  scan = _Scan(Conversations(paths, lenient))
+  work = _Summarise(near_duplicates.Sketcher(settings, seed))
+  scan = _Scan(Conversations(paths, work, lenient, processes=processes))
   stamps = [path.stat() for path in scan.source.paths]
-  with near_duplicates.Finder(settings, seed) as finder:
+  with near_duplicates.Finder(settings) as finder:
     scan.run(finder)
     titles = list(scan.titles)
     groups, links, nearest = _linked(scan, finder, settings)
@@ -335,6 +360,9 @@ if __name__ == "__main__":
   _THRESHOLD = flags.DEFINE_float(
     "threshold", Settings.threshold, "Similarity of near-duplicates", 0.05, 1
   )
+  _PROCESSES = flags.DEFINE_integer(
+    "processes", os.cpu_count() or 1, "That read lines; 0 for none but this one", 0
+  )
   _FILES = flags.DEFINE_bool("write_files", True, "Write the purposes' files too")
 
 
@@ -352,6 +380,7 @@ def main(argv: Sequence[str]) -> None:
       previous=read_proof(_PREVIOUS.value) if _PREVIOUS.value else None,
       lenient=_LENIENT.value,
       write_files=_FILES.value,
+      processes=_PROCESSES.value,
     )
   except (DataError, ConfigError) as error:
     sys.exit(f"splits: {error}")

@@ -19,6 +19,7 @@ from data_pipeline.conversations import (
   hash_of,
   line_at,
   refuse_nul,
+  same,
   with_purpose,
 )
 from data_pipeline.proof import Proof, check_file, read_proof
@@ -85,7 +86,7 @@ class Source:
 
   def _index(self) -> None:
     lenient = bool(self.proof.row.get("rejected"))
-    for place, scene in Conversations(self.paths, lenient, checked=not lenient):
+    for place, scene in Conversations(self.paths, same, lenient, checked=not lenient):
       purpose = self.proof.purpose(scene.source)
       at = len(self._offsets)
       self._files.append(place.file)

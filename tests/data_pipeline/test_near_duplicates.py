@@ -8,10 +8,18 @@ import numpy as np
 import pytest
 
 from data_pipeline import near_duplicates, samples
-from data_pipeline.near_duplicates import Finder, Match, Nearest, Settings, normal_title
+from data_pipeline.near_duplicates import (
+  Finder,
+  Match,
+  Nearest,
+  Settings,
+  Sketcher,
+  normal_title,
+)
 from her_jax.roleplay import schema
 
 SCENES = schema.read_trajectories(samples.SCENES)
+SKETCH = Sketcher(Settings())
 
 
 def _renamed(scene, renames):
@@ -56,10 +64,11 @@ def _planted(scene, seed=0):
   return _edited(_renamed(scene, renames), 0.1, seed)
 
 
-def _conversation_matches(scenes, settings=Settings()):  # noqa: B008
+def _conversation_matches(scenes):
+  settings = Settings()
   with Finder(settings) as finder:
     for book, scene in enumerate(scenes):
-      finder.add(scene, book)
+      finder.add(SKETCH(scene), book)
     return {
       (m.first, m.second): m.similarity
       for m in finder.conversations()
@@ -115,7 +124,7 @@ def test_one_book_cut_into_other_conversations_is_found():
   with Finder(Settings()) as finder:
     for book, part in enumerate((scenes[:12], scenes[12:], other)):
       for scene in part:
-        finder.add(scene, book)
+        finder.add(SKETCH(scene), book)
     found = list(finder.books())
   assert [(m.first, m.second) for m in found] == [(0, 2)]
   assert found[0].similarity > 0.5
@@ -124,7 +133,7 @@ def test_one_book_cut_into_other_conversations_is_found():
 def test_pairs_within_a_book_are_not_told_of():
   with Finder(Settings()) as finder:
     for _ in range(3):
-      finder.add(SCENES[0], 7)
+      finder.add(SKETCH(SCENES[0]), 7)
     assert not list(finder.conversations())
 
 
@@ -132,7 +141,7 @@ def test_many_equal_conversations_are_all_linked():
   """More copies than are compared pair by pair still hang together."""
   with Finder(Settings()) as finder:
     for book in range(40):
-      finder.add(SCENES[1], book)
+      finder.add(SKETCH(SCENES[1]), book)
     linked = {m.second for m in finder.conversations() if m.similarity == 1}
     assert linked == set(range(1, 40))
     assert finder.capped
@@ -142,8 +151,8 @@ def test_too_short_a_text_is_counted_and_never_a_match():
   turns = (schema.Turn("Una Marrack", "Good morning to you."),)
   short = dataclasses.replace(SCENES[0], turns=turns)
   with Finder(Settings()) as finder:
-    finder.add(short, 0)
-    finder.add(short, 1)
+    finder.add(SKETCH(short), 0)
+    finder.add(SKETCH(short), 1)
     assert finder.too_short == 2
     assert not list(finder.conversations())
     assert not list(finder.books())

@@ -163,6 +163,20 @@ def test_two_files_are_split_as_one(corpus, written, tmp_path):
   splits.verify(made, [b])
 
 
+def test_several_processes_give_the_same(corpus, written, tmp_path):
+  rows = corpus(60, each=3)  # Several batches for each.
+  rows[70]["turns"][0]["speaker"] = "Nobody"
+  path = written(rows)
+  one, two = (
+    splits.split([path], tmp_path / str(n), purposes=EVEN, lenient=True, processes=n)
+    for n in (0, 2)
+  )
+  assert one.row == two.row
+  assert sum(two.row["rejected"].values()) == 1
+  with pytest.raises(DataError, match=r"all\.jsonl:71: turns\[0\].speaker"):
+    splits.split([path], tmp_path / "x", purposes=EVEN, processes=2)
+
+
 # Text in two books.
 
 
