@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tracemalloc
 
 import grain
 import hypothesis
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from data_pipeline import proof, records, splits
+from data_pipeline import export, proof, records, splits
 from data_pipeline.builders import build, card
 from data_pipeline.builders import source as sources
 from data_pipeline.builders.source import Source
@@ -295,6 +296,29 @@ def test_several_shards_are_one_sequence(corpus, written, tmp_path, monkeypatch)
   assert read == [row["id"] for row in rows]
   read = [p.id for p in records.PreferencePairs(tmp_path / "b", "judge_sft")]
   assert read == [p["id"] for p in _pairs(rows)]
+
+
+def test_memory_does_not_grow_with_the_texts(corpus, written, tmp_path, monkeypatch):
+  monkeypatch.setattr(sources.Source.shards, "__defaults__", (500_000,))
+
+  def peak(each):
+    rows = corpus(10, each=each)
+    for row in rows:
+      row["scenario"] = " ".join([row["id"]] * 10_000)
+    path = written(rows, f"{each}.jsonl")
+    made = splits.split([path], tmp_path / f"s{each}", purposes=EVEN, write_files=False)
+    tracemalloc.start()
+    source = Source([path], made)
+    build.build(source, tmp_path / f"b{each}")
+    export.export(source, tmp_path / f"e{each}", ["jsonl"])
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return held, path.stat().st_size
+
+  peak(1)  # What is imported and cached once.
+  (little, _), (much, size) = peak(10), peak(40)
+  assert size > 10_000_000
+  assert much < little + size / 20
 
 
 # Refusals.

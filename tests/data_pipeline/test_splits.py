@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import hypothesis
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ import pytest
 
 from data_pipeline import assignment, conversations, proof, splits
 from her_jax.errors import ConfigError
-from her_jax.roleplay import schema
+from her_jax.roleplay import grammar, schema
 from her_jax.roleplay.schema import DataError
 
 PURPOSES = conversations.PURPOSES
@@ -203,6 +204,19 @@ def test_a_planted_near_duplicate_joins_its_books(corpus, written, tmp_path):
     splits.split([path], tmp_path / "x", purposes=EVEN, duplicates="raise")
 
 
+def test_a_book_cut_into_other_conversations_joins_its_like(corpus, written, tmp_path):
+  """Each new conversation has one turn of each old one, so that no two are alike."""
+  rows = corpus(20, each=4)
+  old = rows[:4]
+  for i in range(4):
+    turns = [{**row["turns"][i], "speaker": "Ben"} for row in old]
+    rows.append({**old[0], "id": f"cut {i}", "source": "Elsewhere", "turns": turns})
+  made = splits.split([written(rows)], tmp_path / "out", purposes=EVEN)
+  (link,) = made.row["links"]
+  assert (link["why"], set(link["books"])) == ("text", {"Book number 0", "Elsewhere"})
+  assert made.books["Elsewhere"]["purpose"] == made.books["Book number 0"]["purpose"]
+
+
 def test_clean_look_alikes_stay_apart(corpus, written, tmp_path):
   """Same names, same scenario, same opening line, titles of a series: no duplicates."""
   rows = corpus(20)
@@ -246,6 +260,31 @@ def test_one_conversation_under_two_ids_is_counted(corpus, written, tmp_path):
   rows.append({**rows[2], "id": "again"})
   made = splits.split([written(rows)], tmp_path / "out", purposes=EVEN)
   assert made.row["repeats"] == {"conversations": 1, "ids": [[rows[2]["id"], "again"]]}
+
+
+@pytest.mark.parametrize("write_files", [True, False])
+def test_memory_does_not_grow_with_the_texts(
+  corpus, written, tmp_path, write_files, monkeypatch
+):
+  # Its cache of some thousand replies is not full at this size.
+  monkeypatch.setattr(grammar, "parse", grammar.parse.__wrapped__)
+
+  def peak(each):
+    rows = corpus(10, each=each)
+    for row in rows:
+      row["scenario"] = " ".join([row["id"]] * 10_000)
+    path = written(rows, f"{each}.jsonl")
+    out = tmp_path / str(each)
+    tracemalloc.start()
+    splits.split([path], out, purposes=EVEN, write_files=write_files)
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return held, path.stat().st_size
+
+  peak(1)  # What is cached once.
+  (little, _), (much, size) = peak(10), peak(40)
+  assert size > 10_000_000
+  assert much < little + size / 50
 
 
 # The proof is held to the files.
