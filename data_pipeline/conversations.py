@@ -153,6 +153,9 @@ def _scene(raw: bytes, checked: bool) -> Trajectory | None:
   scene = make(row)
   if not scene.source.strip():
     raise DataError(f"source: {scene.id!r} names no book; the split is by book, so name it")
+  mine = scene.extra.get(HER, {})
+  if not isinstance(mine, dict):
+    raise DataError(f"{HER}: expected an object, got {type(mine).__name__}; rename the field")
   return scene
 
 
@@ -290,8 +293,5 @@ def line_at(file: BinaryIO, offset: int, length: int) -> dict[str, Any]:
 
 def with_purpose(row: dict[str, Any], purpose: str) -> dict[str, Any]:
   """A row that says what it is for, in place."""
-  mine = row.get(HER)
-  if mine is not None and not isinstance(mine, dict):
-    raise DataError(f"{HER}: expected an object, got {type(mine).__name__}")
-  row[HER] = {**(mine or {}), "purpose": purpose}
+  row[HER] = {**row.get(HER, {}), "purpose": purpose}
   return row

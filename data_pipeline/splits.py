@@ -155,8 +155,10 @@ def split(
       f" remove one of each, or pass --duplicates=join to keep them in one split"
     )
   turns = {title: scan.tallies[i].turns for title, i in scan.titles.items()}
-  pinned = {t: b["purpose"] for t, b in (previous.books if previous else {}).items()}
-  pinned = {title: purpose for title, purpose in pinned.items() if title in turns}
+  known = {
+    normal_title(t): b["purpose"] for t, b in (previous.books if previous else {}).items()
+  }
+  pinned = {t: known[normal_title(t)] for t in turns if normal_title(t) in known}
   if gone := set(pinned.values()) - purposes.keys():
     raise ConfigError(
       f"purposes: {', '.join(sorted(gone))} have books in {previous and previous.path}; name"

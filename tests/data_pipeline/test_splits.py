@@ -135,10 +135,14 @@ def test_added_books_move_few_and_pinned_ones_none():
 
 def test_a_previous_proof_pins_its_books(corpus, written, tmp_path):
   _, old = _split(corpus, written, tmp_path)
-  path = written(corpus(26), "more.jsonl")
+  rows = corpus(26)
+  rows[0]["source"] = "The Book Number 0"  # Another edition is the same book.
+  path = written(rows, "more.jsonl")
   new = splits.split([path], tmp_path / "new", purposes=EVEN, seed=5, previous=old)
   assert all(new.books[b]["purpose"] == old.books[b]["purpose"] for b in old.books)
-  assert len(new.books) == 26
+  assert len(new.books) == 27
+  first = old.books["Book number 0"]["purpose"]
+  assert new.books["The Book Number 0"]["purpose"] == first
   with pytest.raises(ConfigError, match="name them too"):
     splits.split([path], tmp_path / "x", purposes={"sft": 1, "test": 1}, previous=old)
 
@@ -453,6 +457,13 @@ def test_a_conversation_without_its_book_is_told_of(corpus, written, tmp_path):
   made = splits.split([path], tmp_path / "out", purposes=EVEN, lenient=True)
   assert sum(made.row["rejected"].values()) == 1
   assert ":4: source" in made.row["rejected_lines"][0]
+
+
+def test_notes_of_another_form_are_told_of(corpus, written, tmp_path):
+  rows = corpus(6)
+  rows[2]["her"] = ["a list"]
+  with pytest.raises(DataError, match=r"all\.jsonl:3: her: expected an object, got list"):
+    splits.split([written(rows)], tmp_path / "out", purposes={"sft": 1})
 
 
 def test_lenient_counts_faults_by_kind_and_leaves_the_lines_out(corpus, written, tmp_path):
