@@ -1,0 +1,1 @@
+"""Data sets in ArrayRecord with TFDS' layout: builders, their command, their data card."""
