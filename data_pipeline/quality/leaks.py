@@ -1,0 +1,152 @@
+"""The true reply where it should not stand: in the plan before it, or in what the prompt shows.
+
+How much two texts share is measured by the longest run of words in both and by containment, the
+share of the reply's short runs (three words, four signs in Chinese) that the other has
+(Broder, "On the resemblance and containment of documents", 1997). What the prompt holds anyway
+is no secret of the reply and counts for nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from data_pipeline.quality.flags import Flag
+from data_pipeline.quality.view import (
+  SceneView,
+  TurnView,
+  Word,
+  joined,
+  quotes,
+  runs,
+  words_of,
+)
+
+# Plans of the sample scenes, which are written by hand, share at most 5 words (en) and 8 signs
+# (zh) in a row with their reply, and at most 0.06 of its short runs. Plans into which a third of
+# the reply is pasted start at 8 words and at 0.3. The same limits hold in synthesis.
+RUN = {"en": 6, "zh": 10}
+SHORT = {"en": 3, "zh": 4}
+SHARE = 0.25
+LEAST_SHORT = 3  # short runs in common, below which a share says nothing
+LEAST_QUOTE = {"en": 2, "zh": 3}
+
+# A sheet may quote its character; from so many words on, and that much of what is said, it
+# gives the line itself away.
+PROMPT_RUN = {"en": 9, "zh": 16}
+PROMPT_COVER = 0.5
+_STOP = 400  # words of a run that are looked at
+_PLACES = 20  # of one short run, that a reply of one word a thousand times costs no time
+
+
+def reply_in_plan(view: SceneView) -> Iterator[Flag]:
+  size = SHORT[view.language]
+  known = runs(view.setting_words, size)
+  before = [joined(view.setting_words)]
+  for turn in view.turns:
+    if turn.turn.plan:
+      flag = _in_plan(turn, known, view.language) or _quoted(turn, before, view.language)
+      if flag:
+        yield flag
+    known |= runs(turn.plain, size)
+    before.append(joined(turn.plain))
+
+
+def _in_plan(turn: TurnView, known: set[tuple[str, ...]], language: str) -> Flag | None:
+  size, plan = SHORT[language], turn.plan_words
+  new = runs(turn.plain, size) - known
+  shared = new & runs([w for _, _, w in plan], size)
+  if not shared:
+    return None
+  start, end, length = _longest(plan, turn.plain, size, shared)
+  share = len(shared) / len(new)
+  unit = "words" if language == "en" else "signs"
+  if length >= RUN[language]:
+    why = f"{length} {unit} in a row stand in the reply"
+  elif share >= SHARE and len(shared) >= LEAST_SHORT:
+    why = f"{share:.0%} of the reply's runs of {size} {unit} stand in the plan"
+  else:
+    return None
+  return turn.flag("reply_in_plan", "plan", plan[start][0], plan[end - 1][1], why)
+
+
+def _quoted(turn: TurnView, before: Sequence[str], language: str) -> Flag | None:
+  """A quotation in the plan that the reply says: also two words of it give a line away."""
+  plan, reply = turn.turn.plan, joined(turn.plain)
+  for start, end in quotes(plan):
+    said = joined(w for _, _, w in words_of(plan[start:end]))
+    if len(said.split()) < LEAST_QUOTE[language] or said not in reply:
+      continue
+    if not any(said in text for text in before):
+      return turn.flag("reply_in_plan", "plan", start, end, "a quotation that the reply says")
+  return None
+
+
+def _longest(
+  plan: Sequence[Word], reply: Sequence[str], size: int, new: set[tuple[str, ...]]
+) -> tuple[int, int, int]:
+  """Start and end, in words of the plan, of the longest run in both; and how long it is.
+
+  Its length is counted from the short runs in it that nobody could know before (`new`).
+  """
+  places: dict[tuple[str, ...], list[int]] = {}
+  for i in range(len(reply) - size + 1):
+    run = tuple(reply[i : i + size])
+    if len(found := places.setdefault(run, [])) < _PLACES:
+      found.append(i)
+  mine = [word for _, _, word in plan]
+  best = (0, size, 0)
+  for i in range(len(mine) - size + 1):
+    for k in places.get(tuple(mine[i : i + size]), ()):
+      if i and k and mine[i - 1] == reply[k - 1]:
+        continue  # A part of a run that was looked at.
+      end = i + size
+      while end - i < _STOP and end < len(mine) and k + end - i < len(reply):
+        if mine[end] != reply[k + end - i]:
+          break
+        end += 1
+      fresh = sum(tuple(mine[j : j + size]) in new for j in range(i, end - size + 1))
+      if fresh and fresh + size - 1 > best[2]:
+        best = (i, end, fresh + size - 1)
+  return best
+
+
+def reply_in_prompt(view: SceneView) -> Iterator[Flag]:
+  """Lines that a sheet, the scenario or a turn before holds already.
+
+  Others are quoted and echoed in any dialogue: a turn before counts where most of the reply is
+  in it.
+  """
+  language = view.language
+  size = PROMPT_RUN[language]
+  setting = runs(view.setting_words, size)
+  before: dict[tuple[str, ...], int] = {}
+  for turn in view.turns:
+    own = turn.plain
+    if not turn.is_environment and len(own) >= size:
+      flag = _in_prompt(turn, setting, before, size)
+      if flag:
+        yield flag
+    for run in runs(own, size):
+      before.setdefault(run, turn.index)
+
+
+def _in_prompt(turn: TurnView, setting: set[tuple[str, ...]], before: dict[tuple[str, ...], int], size: int) -> Flag | None:
+  words = turn.words
+  inside: dict[int, int] = {}  # word -> turn it stands in, -1 for the setting
+  for i in range(len(words) - size + 1):
+    run = turn.plain[i : i + size]
+    where = -1 if run in setting else before.get(run)
+    if where is not None:
+      inside.update(dict.fromkeys(range(i, i + size), where))
+  if not inside:
+    return None
+  in_setting = [i for i, where in inside.items() if where == -1]
+  count = sum(start < end for start, end, _ in words)
+  if len(in_setting) < max(size, 0.25 * count) and len(inside) < PROMPT_COVER * count:
+    return None
+  first = in_setting[0] if in_setting else min(inside)
+  last = first
+  while last + 1 in inside:
+    last += 1
+  where = inside[first]
+  place = "the sheets or the scenario" if where == -1 else f"turn {where}"
+  why = f"{last - first + 1} words in a row stand in {place}"
+  return turn.flag("reply_in_prompt", "reply", words[first][0], words[last][1], why)
