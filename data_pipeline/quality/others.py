@@ -100,18 +100,17 @@ def _ungrounded(turn: TurnView, view: SceneView) -> Flag | None:
   return None
 
 
-# A person in an action: a capitalised name that something is done to, or that does something;
-# in Chinese, where names look like other words, one with the dot of foreign names.
+# A person in an action: a capitalised name that something is done to; in Chinese, where names look like other words, one with the dot of foreign names.
 _PERSON = {
   "en": re.compile(
-    r"(?:\b(?:to|at|toward|towards|with|beside|behind|past|near|against|from|kisses|hugs|embraces"
+    r"\b(?:to|at|toward|towards|with|beside|behind|past|near|against|from|kisses|hugs|embraces"
     r"|hands|gives|slaps|shakes|pats|follows|meets|pushes|helps|strokes|nudges|joins|faces|passes"
-    r"|watches|seizes|grabs|touches)|^|[.;] )"
-    r"(?<! the )(?:(?:Mr|Mrs|Miss|Ms|Dr|Sir|Lady|Lord|Captain|Uncle|Aunt)\.? |\b)"
-    r"\s?([A-Z][a-z]{2,}(?: [A-Z][a-z]{2,})?)\b(?! (?:Street|Road|House|Hall|Square|Court|Bridge"
-    r"|River|Sea|Station|Island|Day|Night))(?=['’]s (?:hand|arm|shoulder|face|cheek|eyes|side"
-    r"|sleeve|back|lips|hair|wrist|gaze|neck|fingers)|[,.;]?$|[,.;] | (?:with|by|on|in|as|and|the"
-    r"|a|an|across|over|again|for|out|into|from|[a-z]+s|[a-z]+ly)\b)"
+    r"|watches|seizes|grabs|touches)"
+    r"(?: (?:Mr|Mrs|Miss|Ms|Dr|Sir|Lady|Lord|Captain|Uncle|Aunt)\b\.?)?"
+    r" ([A-Z][a-z]{2,}(?: [A-Z][a-z]{2,})?)\b(?! (?:Street|Road|House|Hall|Square|Court|Bridge"
+    r"|River|Sea|Station|Island|Day|Night))(?:(?=['’]s (?:hand|arm|shoulder|face|cheek|eyes|side"
+    r"|sleeve|back|lips|hair|wrist|gaze|neck|fingers))|(?=[,.;]?$|[,.;] )|(?= (?:with|by|on|in|as"
+    r"|and|the|a|an|across|over|again|for|out|into|from|[a-z]+ly)\b))"
   ),
   "zh": re.compile(rf"([{HAN}]{{1,6}}·[{HAN}]{{1,6}})"),
 }

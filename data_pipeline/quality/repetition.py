@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import re
 
 from data_pipeline.quality.flags import Flag
-from data_pipeline.quality.view import SceneView, TurnView, joined, runs, sentences, words_of
+from data_pipeline.quality.view import SceneView, TurnView, joined, runs, sentences
 
 # Emphasis says three words three times ("No, no, no"), and a refrain comes back; beyond these
 # sizes nobody repeats to the letter.
@@ -39,11 +39,17 @@ def repetition(view: SceneView) -> Iterator[Flag]:
 
 
 def _sentences(turn: TurnView) -> list[tuple[int, int, tuple[str, ...]]]:
-  found = []
+  """The sentences of all layers: start, end, words."""
+  found, at, words = [], 0, turn.words
   for layer in turn.layers:
     for start, end in sentences(layer.text):
-      words = tuple(w for _, _, w in words_of(layer.text[start:end]))
-      found.append((layer.start + start, layer.start + end, words))
+      start, end = layer.start + start, layer.start + end
+      while at < len(words) and words[at][0] < start:
+        at += 1
+      first = at
+      while at < len(words) and words[at][1] <= end:
+        at += 1
+      found.append((start, end, turn.plain[first:at]))
   return found
 
 

@@ -14,7 +14,7 @@ from her_jax.roleplay.tags import ACTION, SPEECH, THINKING
 HAN = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _SIGNS = rf"\u3040-\u30ff{HAN}"
 # A word of a script with blanks, or one sign of a script without.
-_WORD = re.compile(rf"[{_SIGNS}]|[^\W_{_SIGNS}]+(?:['’][^\W_{_SIGNS}]+)*")
+_WORD = re.compile(rf"[{_SIGNS}]|[^\W_{_SIGNS}]+(?:'[^\W_{_SIGNS}]+)*")
 # Titles, and small words within names, are no names by themselves.
 _NO_NAMES = frozenset(
   "mr mrs ms miss mister dr doctor sir lady lord dame madam madame monsieur mademoiselle mme mlle"
@@ -36,15 +36,19 @@ def words_of(text: str, place: int = 0) -> list[Word]:
   Example:
     words_of("Don’t, 佘满") == [(0, 5, "don't"), (7, 8, "佘"), (8, 9, "满")]
   """
+  lower = text.lower()
+  if len(lower) != len(text):  # A few signs, as İ, are two in lower case: then word by word.
+    found = ((m.start(), m.end(), m[0].lower()) for m in _WORD.finditer(text))
+    return [(place + start, place + end, word) for start, end, word in found]
   return [
-    (place + m.start(), place + m.end(), m[0].lower().replace("’", "'"))
-    for m in _WORD.finditer(text)
+    (place + m.start(), place + m.end(), m[0])
+    for m in _WORD.finditer(lower.replace("’", "'"))
   ]
 
 
 def plain_words(text: str) -> list[str]:
   """The words alone."""
-  return [word.replace("’", "'") for word in _WORD.findall(text.lower())]
+  return _WORD.findall(text.lower().replace("’", "'"))
 
 
 def runs(words: Sequence[str], length: int) -> set[tuple[str, ...]]:

@@ -18,7 +18,17 @@ class Wording:
 
 
 def _any(*patterns: str, unless: tuple[str, ...] = ()) -> Wording:
-  return Wording(re.compile("|".join(patterns), re.IGNORECASE), unless)
+  """One of several patterns; those that begin with a word are tried only where one begins."""
+  at_word = [pattern[2:] for part in patterns for pattern in _alternatives(part) if part[:2] == r"\b"]
+  others = [part for part in patterns if part[:2] != r"\b"]
+  if at_word:
+    others.append(rf"\b(?:{'|'.join(at_word)})")
+  return Wording(re.compile("|".join(others), re.IGNORECASE), unless)
+
+
+def _alternatives(pattern: str) -> list[str]:
+  r"""`\bone\b|\btwo\b` taken apart; alternatives within parentheses stay together."""
+  return re.split(r"\|(?=\\b)", pattern)
 
 
 # ---- The plan's first person. "My lord" is a form of address, a mine may be one of coal, and in
