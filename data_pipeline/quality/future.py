@@ -141,6 +141,7 @@ def future_knowledge(view: SceneView, book: Book | None = None) -> Iterator[Flag
   if book and passage:
     place, known = book.place(passage), "\n".join((view.setting, view.passage))
     names = [name for name in book.names_after(place) if name not in known]
+    names.sort(key=lambda name: (-len(name), name))  # Whole names before parts of them.
     later = _Later(book, place, names)
   size = QUOTE[view.language]
   first_said = _first_said(view, size)

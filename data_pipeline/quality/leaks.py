@@ -10,12 +10,15 @@ from collections.abc import Iterator, Sequence
 
 from data_pipeline.quality.flags import Flag
 from data_pipeline.quality.view import (
+  SPEECH,
   SceneView,
   TurnView,
   Word,
   joined,
+  plain_words,
   quotes,
   runs,
+  sentences,
   words_of,
 )
 
@@ -27,6 +30,15 @@ SHORT = {"en": 3, "zh": 4}
 SHARE = 0.25
 LEAST_SHORT = 3  # short runs in common, below which a share says nothing
 LEAST_QUOTE = {"en": 2, "zh": 3}
+SENTENCE = {"en": 4, "zh": 7}  # words of a sentence that is given away whole
+# A run of these alone is nobody's line.
+_FILLERS = frozenset(
+  "a an the and or but of to in on at by for from with as is are was were be been being am do does"
+  " did have has had having will would can could shall should may might must not no it its this"
+  " that these those there here he him his she her they them their who what which how when where"
+  " why if so than then too very just only all any some more going go get got about into out up"
+  " down over one own be".split()
+)
 
 # A sheet may quote its character; from so many words on, and that much of what is said, it
 # gives the line itself away.
@@ -42,7 +54,7 @@ def reply_in_plan(view: SceneView) -> Iterator[Flag]:
   before = [joined(view.setting_words)]
   for turn in view.turns:
     if turn.turn.plan:
-      flag = _in_plan(turn, known, view.language) or _quoted(turn, before, view.language)
+      flag = _in_plan(turn, known, view.language) or _whole(turn, before, view.language)
       if flag:
         yield flag
     known |= runs(turn.plain, size)
@@ -51,7 +63,7 @@ def reply_in_plan(view: SceneView) -> Iterator[Flag]:
 
 def _in_plan(turn: TurnView, known: set[tuple[str, ...]], language: str) -> Flag | None:
   size, plan = SHORT[language], turn.plan_words
-  new = runs(turn.plain, size) - known
+  new = {run for run in runs(turn.plain, size) - known if not _FILLERS.issuperset(run)}
   shared = new & runs([w for _, _, w in plan], size)
   if not shared:
     return None
@@ -67,8 +79,9 @@ def _in_plan(turn: TurnView, known: set[tuple[str, ...]], language: str) -> Flag
   return turn.flag("reply_in_plan", "plan", plan[start][0], plan[end - 1][1], why)
 
 
-def _quoted(turn: TurnView, before: Sequence[str], language: str) -> Flag | None:
-  """A quotation in the plan that the reply says: also two words of it give a line away."""
+def _whole(turn: TurnView, before: Sequence[str], language: str) -> Flag | None:
+  """A short line that is given away whole: a quotation in the plan that the reply says, or a
+  sentence of the speech that the plan has."""
   plan, reply = turn.turn.plan, joined(turn.plain)
   for start, end in quotes(plan):
     said = joined(w for _, _, w in words_of(plan[start:end]))
@@ -76,6 +89,18 @@ def _quoted(turn: TurnView, before: Sequence[str], language: str) -> Flag | None
       continue
     if not any(said in text for text in before):
       return turn.flag("reply_in_plan", "plan", start, end, "a quotation that the reply says")
+  mine = tuple(word for _, _, word in turn.plan_words)
+  text = joined(mine)
+  for layer in turn.of(SPEECH):
+    for start, end in sentences(layer.text):
+      words = plain_words(layer.text[start:end])
+      said = joined(words)
+      if len(words) < SENTENCE[language] or said not in text or _FILLERS.issuperset(words):
+        continue
+      if not any(said in known for known in before):
+        first = len(text[: text.index(said)].split())
+        place = turn.plan_words[first][0], turn.plan_words[first + len(words) - 1][1]
+        return turn.flag("reply_in_plan", "plan", *place, "a sentence that the reply says")
   return None
 
 

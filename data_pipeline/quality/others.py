@@ -57,8 +57,8 @@ def _speaks(turn: TurnView, view: SceneView) -> Flag | None:
 
 @functools.lru_cache(maxsize=1024)
 def _line(names: str) -> re.Pattern[str]:
-  """A name with a colon where a line or a sentence begins, and something said behind it."""
-  return re.compile(rf"(?:^|\n|[.!?。！？…][\"”’」]?)\s*({names})\s*[:：]\s*(?=\S)")
+  """A name with a colon where a line or a sentence begins."""
+  return re.compile(rf"(?:^|\n|[.!?。！？…][\"”’」]?)\s*({names})\s*[:：]")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -93,38 +93,44 @@ def _ungrounded(turn: TurnView, view: SceneView) -> Flag | None:
           why = f"an action of {match[1]}, in a reply of {turn.turn.speaker}"
           return _flag(turn, "action_not_grounded", layer, match, why)
     for match in _PERSON[view.language].finditer(layer.text):
-      if _is_stranger(match[1], turn, view):
-        why = f"nothing else in the scene names {match[1]}"
-        start, end = layer.start + match.start(1), layer.start + match.end(1)
+      name = match[match.lastindex or 0]
+      if _is_stranger(name, turn, view):
+        why = f"nothing else in the scene names {name}"
+        start, end = (layer.start + at for at in match.span(match.lastindex or 0))
         return turn.flag("action_not_grounded", "reply", start, end, why)
   return None
 
 
-# A person in an action: a capitalised name that something is done to; in Chinese, where names look like other words, one with the dot of foreign names.
+# A person in an action: a capitalised name that something is done to, or one with a title, or one
+# who has a hand or a shoulder; in Chinese, where names look like other words, one with the dot of
+# foreign names.
+_CAPITALS = r"([A-Z][a-z]{2,}(?: [A-Z][a-z]{2,})?)"
 _PERSON = {
   "en": re.compile(
     r"\b(?:to|at|toward|towards|with|beside|behind|past|near|against|from|kisses|hugs|embraces"
     r"|hands|gives|slaps|shakes|pats|follows|meets|pushes|helps|strokes|nudges|joins|faces|passes"
-    r"|watches|seizes|grabs|touches)"
-    r"(?: (?:Mr|Mrs|Miss|Ms|Dr|Sir|Lady|Lord|Captain|Uncle|Aunt)\b\.?)?"
-    r" ([A-Z][a-z]{2,}(?: [A-Z][a-z]{2,})?)\b(?! (?:Street|Road|House|Hall|Square|Court|Bridge"
-    r"|River|Sea|Station|Island|Day|Night))(?:(?=['’]s (?:hand|arm|shoulder|face|cheek|eyes|side"
-    r"|sleeve|back|lips|hair|wrist|gaze|neck|fingers))|(?=[,.;]?$|[,.;] )|(?= (?:with|by|on|in|as"
+    rf"|watches|seizes|grabs|touches) {_CAPITALS}(?![-\w]| (?:Street|Road|House|Hall|Square|Court"
+    r"|Bridge|River|Sea|Station|Island|Day|Night))(?:(?=[,.;]?$|[,.;] )|(?= (?:with|by|on|in|as"
     r"|and|the|a|an|across|over|again|for|out|into|from|[a-z]+ly)\b))"
+    rf"|\b(?:Mr|Mrs|Miss|Ms|Dr|Lady|Lord)\b\.? {_CAPITALS}"
+    rf"|\b{_CAPITALS}['’]s (?:hand|arm|shoulder|face|cheek|eyes|sleeve|lips|hair|wrist|gaze|neck"
+    r"|fingers)\b"
   ),
-  "zh": re.compile(rf"([{HAN}]{{1,6}}·[{HAN}]{{1,6}})"),
+  "zh": re.compile(rf"[朝向对把给跟和与替将冲往]?([{HAN}]{{1,6}}·[{HAN}]{{1,3}})"),
 }
 
 
 def _is_stranger(name: str, turn: TurnView, view: SceneView) -> bool:
   """Whether nothing but actions of this turn knows a name."""
-  words = name.split() if view.language == "en" else name.split("·")
-  if view.language == "en" and any(word.lower() in wordings.NO_PERSON for word in words):
-    return False
-  own = " ".join(layer.text for layer in turn.layers if layer.kind != ACTION)
-  known = (own, view.setting, view.passage, view.trajectory.source, view.trajectory.summary)
-  elsewhere = (t.turn.reply + t.turn.plan for t in view.turns if t.index != turn.index)
-  plan = turn.turn.plan
-  return not any(
-    word.lower() in text.lower() for text in (*known, plan, *elsewhere) for word in words
-  )
+  if view.language == "en":
+    words = name.lower().split()
+    if any(word in wordings.NO_PERSON for word in words):
+      return False
+  else:  # What stands around a name without blanks is not known to belong to it.
+    before, after = name.split("·")
+    words = [before[-2:], after[:2]]
+  own = [layer.text for layer in turn.layers if layer.kind != ACTION]
+  elsewhere = [t.turn.reply + t.turn.plan for t in view.turns if t.index != turn.index]
+  known = [view.setting, view.passage, view.trajectory.source, view.trajectory.summary]
+  text = "\n".join([*own, *elsewhere, *known, turn.turn.plan]).lower()
+  return not any(word in text for word in words)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import re
 
 from data_pipeline.quality.flags import Flag
-from data_pipeline.quality.view import SceneView, TurnView, joined, runs, sentences
+from data_pipeline.quality.view import WALL, SceneView, TurnView, joined, runs, sentences
 
 # Emphasis says three words three times ("No, no, no"), and a refrain comes back; beyond these
 # sizes nobody repeats to the letter.
@@ -44,7 +44,7 @@ def _sentences(turn: TurnView) -> list[tuple[int, int, tuple[str, ...]]]:
   for layer in turn.layers:
     for start, end in sentences(layer.text):
       start, end = layer.start + start, layer.start + end
-      while at < len(words) and words[at][0] < start:
+      while at < len(words) and (words[at][0] < start or turn.plain[at] == WALL):
         at += 1
       first = at
       while at < len(words) and words[at][1] <= end:

@@ -27,7 +27,7 @@ _FIELDS = ("profile", "background", "motivation", "description", "experience")
 
 # (start, end, word in lower case); words of two layers are kept apart by one that matches none.
 Word = tuple[int, int, str]
-_WALL = "\0"
+WALL = "\0"
 
 
 def words_of(text: str, place: int = 0) -> list[Word]:
@@ -55,8 +55,8 @@ def runs(words: Sequence[str], length: int) -> set[tuple[str, ...]]:
   """All runs of `length` words that stay within one layer."""
   columns = [words[i:] for i in range(length)]
   found = set(zip(*columns, strict=False))
-  if _WALL in words:
-    return {run for run in found if _WALL not in run}
+  if WALL in words:
+    return {run for run in found if WALL not in run}
   return found
 
 
@@ -109,7 +109,7 @@ class TurnView:
     found: list[Word] = []
     for layer in self.layers:
       if found:
-        found.append((layer.start, layer.start, _WALL))
+        found.append((layer.start, layer.start, WALL))
       found += words_of(layer.text, layer.start)
     return tuple(found)
 

@@ -117,7 +117,7 @@ _FOREIGN = {
     r"|[A-Za-z][A-Za-z'’]*(?:[\s,.!?;:\"“”—-]{1,3}[A-Za-z][A-Za-z'’]*){3,}"
   ),
 }
-_FOREIGN_SIGN = {"en": re.compile(rf"[{HAN}{_OTHER}]"), "zh": re.compile(r"[A-Za-z]{2}")}
+_FOREIGN_SIGN = {"en": re.compile(rf"[{HAN}{_OTHER}]"), "zh": re.compile(rf"[A-Za-z]{{2}}|[{_OTHER}]")}
 _ENGLISH = re.compile(
   r"\b(?:the|an?|and|is|are|was|were|be|you|he|she|it|we|they|to|of|in|on|that|this|not|but|my"
   r"|your|his|her|for|with|have|has|had|do|will|would|should)\b",

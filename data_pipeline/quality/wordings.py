@@ -36,11 +36,11 @@ def _alternatives(pattern: str) -> list[str]:
 FIRST_PERSON = {
   "en": re.compile(
     r"\bI(?:['’](?:m|ve|ll|d))?\b(?![.’'-]\w)|\b[Mm]e\b|\b[Mm]yself\b"
-    r"|(?<!the )(?<!a )(?<!her )(?<!his )(?<!old )(?<!coal )(?<!salt )\b[Mm]ine\b(?! ?shaft)"
+    r"|(?<![Tt]he )(?<!\ba )(?<!her )(?<!his )(?<!old )(?<!coal )(?<!salt )\b[Mm]ine\b(?! ?shaft)"
     r"|\b[Mm]y\b(?! (?:[Ll]ord|[Ll]ady|[Ll]iege|[Gg]oodness|[Ff]oot))"
     r"|\b[Ww]e(?:['’](?:re|ve|ll|d))?\b|\b(?:us|[Oo]urs?|[Oo]urselves)\b|\b[Ll]et['’]s\b"
   ),
-  "zh": re.compile(r"(?<![自忘敌小大无唯])我(?![行执见相辈]|方)|咱|俺"),
+  "zh": re.compile(r"(?<![自忘敌小大无唯])(?<!我行)我(?![行执见相辈]|方)|咱|俺"),
 }
 # What "I" is a number or a letter of: Part I, Act I, World War I, the letter I.
 _NUMBERED = re.compile(
@@ -117,7 +117,7 @@ ANALYST = {
       r"\b(?:advance|drive|move|serve|progress|further)s? (?:the|this) (?:plot|narrative)\b",
       r"\bthe (?:author|writer)['’]?s? (?:intent|intention|intends|wants|note)\b",
       r"\b(?:author|narrator)['’]s note\b|\bnote from the author\b",
-      r"\bemotional beat\b|\bplot (?:point|twist|device|hole)s?\b|\bout[- ]of[- ]character\b",
+      r"\bemotional beat\b|\bplot (?:point|twist|device|hole)s?\b",
       unless=_SHOWS,
     ),
     _any(
@@ -130,8 +130,9 @@ ANALYST = {
       unless=_SHOWS,
     ),
     _any(
-      r"\b(?:in|of|for|at) (?:this|the|our) (?:scene|story|chapter|episode|narrative|plot)(?:[,.]"
-      r"| (?:I|we|he|she|they|my|where|the character|needs|calls|requires|should))(?= |$|\w)",
+      r"\b(?:in|for) (?:this (?:scene|story|chapter|episode|narrative|plot)|the (?:scene|chapter"
+      r"|episode|narrative))(?:,| (?:I|we|he|she|they|my|where|the character|needs|calls|requires"
+      r"|should)\b)",
       r"\bthe scene (?:needs|calls for|requires|should|demands|is set|unfolds|ends|opens|shifts"
       r"|establishes|builds)\b",
       r"\bthis (?:scene|chapter) (?:is|needs|calls|requires|should|shows|builds|establishes|ends)\b",
@@ -150,7 +151,7 @@ ANALYST = {
   "zh": (
     _any(
       r"角色扮演|(?:这个|该|本|我的|此)角色(?!色)|角色的(?:性格|动机|内心|情绪|设定|心理|台词|口吻|身份)"
-      r"|人物(?:设定|弧光|塑造|动机|性格)|人设|出戏|符合设定",
+      r"|人物(?:设定|弧光|塑造|动机|性格)|人设|符合设定",
       unless=("演员", "导演", "戏班", "剧组", "剧团", "话剧", "演出", "登台", "戏台"),
     ),
     _any(
