@@ -22,9 +22,9 @@ from data_pipeline.quality.view import (
   words_of,
 )
 
-# Plans of the sample scenes, which are written by hand, share at most 5 words (en) and 8 signs
-# (zh) in a row with their reply, and at most 0.06 of its short runs. Plans into which a third of
-# the reply is pasted start at 8 words and at 0.3. The same limits hold in synthesis.
+# The 691 plans of the sample scenes, written by hand, share at most 4 words (en) or 5 signs (zh) in
+# a row with their reply, and at most 0.061 of its short runs. With a third of the reply pasted
+# into them, 95 in 100 share 6 words or 10 signs or more. The same limits hold in synthesis.
 RUN = {"en": 6, "zh": 10}
 SHORT = {"en": 3, "zh": 4}
 SHARE = 0.25

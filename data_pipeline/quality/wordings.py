@@ -104,8 +104,9 @@ NARRATED_FEELING = {
 }
 
 # ---- The story as a text.
-_SHOWS = ("play", "stage", "theatre", "theater", "film", "novel", "writer", "author", "actor")
-_SHOWS += ("actress", "script", "rehears", "book", "story", "opera", "poet", "editor")
+_STAGE = ("theatre", "theater", "actor", "actress", "rehears", "screenplay", "film ", "novelist")
+_STAGE += ("playwright", "understudy", "role-play", "roleplay", "director")
+_SHOWS = (*_STAGE, "play", "stage", "novel", "writer", "author", "script", "story", "opera", "editor")
 _SHOWS_ZH = ("戏", "剧", "演员", "导演", "小说", "作家", "作者", "编辑", "剧本", "书", "编剧", "稿")
 ANALYST = {
   "en": (
@@ -118,7 +119,7 @@ ANALYST = {
       r"\bthe (?:author|writer)['’]?s? (?:intent|intention|intends|wants|note)\b",
       r"\b(?:author|narrator)['’]s note\b|\bnote from the author\b",
       r"\bemotional beat\b|\bplot (?:point|twist|device|hole)s?\b",
-      unless=_SHOWS,
+      unless=_STAGE,
     ),
     _any(
       r"\b(?:the|my|this|his|her|our|your) character(?:['’]s (?:motivations?|feelings?|emotions?"
@@ -127,7 +128,7 @@ ANALYST = {
       r"|about)|feels|thinks|wants|needs|speaks|reacts|responds|reveals|probably|has to))\b",
       r"\bas (?:a|the|this) (?:fictional )?character\b(?! (?:witness|reference))",
       r"\bin character (?:as|for|here)\b",
-      unless=_SHOWS,
+      unless=_STAGE,
     ),
     _any(
       r"\b(?:in|for) (?:this (?:scene|story|chapter|episode|narrative|plot)|the (?:scene|chapter"
@@ -176,7 +177,7 @@ ANALYST = {
 _MINDS = ("robot", "android", "computer", "machine", "artificial", "ship's mind", "program")
 _MINDS += ("ship mind", " ai ", " ai,", " ai.", "a.i.", "software", "algorithm")
 _MINDS_ZH = ("机器人", "人工智能", "智能体", "电脑", "程序", "ai", "仿生人", "算法", "软件")
-_CODE = ("json", "program", "code", "software", "computer")
+_MACHINES = ("json", "programmer", "source code", "software", "computer", "language model")
 _MARKUP = (
   r"\b(?:system|role)_(?:thinking|think|action)\b|\benhanced_(?:text|speech|reason|pattern)\b"
   r"|\bsys_thinking\b|<\|im_(?:start|end)\|>|<\|endoftext\|>|```|^\s*#{1,4} \S"
@@ -190,7 +191,8 @@ PROMPT = {
       r"\bthe (?:system )?prompt (?:says|asks|requires|wants|instructs|states|above)\b",
       r"\bsystem prompt\b",
       r"\b(?:rewritten|revised|enhanced|edited|polished|improved) (?:version|text|dialogue|turn|reply|response|output)\b(?= ?[:：]| is\b| below\b|\.)",
-      r"\bhere(?: is|['’]s|are) (?:the|your|my|an?) (?:\w+ ){0,3}(?:rewritten|revised|enhanced|edited|improved|requested|next reply|next turn|response|rewrite|version|output|continuation)\b",
+      r"\bhere(?: is|['’]s|are) (?:the|your|my|an?) (?:\w+ ){0,3}(?:rewritten|revised|enhanced|edited|improved|requested|next reply|next turn|response|rewrite|version|output|continuation)\b(?!\w)",
+      r"\b(?:sure|certainly|of course)[!,.] here(?: is|['’]s|are) (?:the|your|my|an?) (?:\w+ ){0,3}(?:reply|turn|response|scene|dialogue|text)\b",
       r"\bhope this (?:reply |response |version |answer )?(?:helps|meets your)\b",
       r"\blet me know if you(?:['’]d| would| want| need|['’]ll)[^.!?\n]{0,20} (?:like )?(?:me to )?(?:any )?(?:changes?|change|adjust|revise|rewrite|further|edits?)\b",
       r"\bas an assistant,? I\b|\bI(?:['’]m| am) (?:unable|not able) to (?:assist|comply|fulfil+)\b",
@@ -199,7 +201,7 @@ PROMPT = {
       r"\b(?:first|third)[- ]person (?:perspective|voice|point of view|thoughts?)\b",
       r"\bminimal edits?\b|\b(?:word|token) (?:limit|count) (?:of|is|:)",
       r"\b(?:content|usage) polic(?:y|ies)\b|\bOpenAI\b|\bChatGPT\b",
-      unless=_CODE,
+      unless=_MACHINES,
     ),
     _any(
       r"\b(?:as|I am|I['’]m|only|just) an? (?:AI|artificial intelligence)(?: (?:model|assistant|system|chatbot))?\b(?!-)",
@@ -236,7 +238,7 @@ PROMPT_IN_PLAN = {
       r"\b(?:required|requested|specified|given) format\b|\b(?:use|using|in|add|with) (?:the )?(?:action|thinking|thought) tags?\b",
       r"\b(?:draft|original) (?:plan|reasoning|text|reply|response) (?:says|is|was|given|provided)\b",
       r"\b(?:actual|true|real|given|known|target) (?:reply|response|turn)\b",
-      unless=_CODE,
+      unless=_MACHINES,
     ),
   ),
   "zh": (

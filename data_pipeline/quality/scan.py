@@ -1,0 +1,75 @@
+"""The flags of a whole file, scene by scene, in memory that does not grow with it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+import json
+import os
+import tempfile
+from typing import IO, Any
+
+from data_pipeline import quality
+from data_pipeline.quality import future
+from data_pipeline.quality.flags import NAMES, Flag
+from her_jax.roleplay import jsonl, schema
+from her_jax.roleplay.jsonl import DataError
+from her_jax.roleplay.schema import Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Scanned:
+  """A scene with its flags; `line` counts from 1."""
+
+  line: int
+  scene: Trajectory
+  flags: list[Flag]
+
+
+def scan(
+  path: str | os.PathLike[str], only: Iterable[str] = NAMES
+) -> Iterator[Scanned | DataError]:
+  """Checks each scene of a JSON Lines file.
+
+  Scenes without a passage come as they are read. Those with one wait on disk until the file is
+  read, for what a later chapter tells is known only then; they come book by book. So the
+  largest book has to fit into memory, and eight bytes for each scene.
+
+  Yields:
+    a scene with its flags, or for a line that is no scene the fault with its place.
+
+  Raises:
+    DataError: there is no such file.
+    ValueError: `only` names a flag that there is not.
+  """
+  only = tuple(only)
+  with tempfile.TemporaryFile() as spool:
+    waiting: dict[str, list[int]] = {}
+    for number, scene in jsonl.each_line(path, schema.trajectory_from_dict, unique=False):
+      if isinstance(scene, DataError):
+        yield DataError(f"{path}:{number}{scene}")
+      elif scene.source and "future_knowledge" in only and future.passage_of(scene):
+        waiting.setdefault(scene.source, []).append(spool.tell())
+        row = json.dumps([number, schema.to_dict(scene)], ensure_ascii=False)
+        spool.write(row.encode() + b"\n")
+      else:
+        yield Scanned(number, scene, quality.check(scene, None, only))
+    for places in waiting.values():
+      yield from _book(spool, places, only)
+
+
+def _book(spool: IO[bytes], places: list[int], only: tuple[str, ...]) -> Iterator[Scanned]:
+  passages = []
+  for _, row in _rows(spool, places):
+    if passage := future.passage_of(schema.build_trajectory(row)):
+      passages.append(passage)
+  # A passage that several scenes share is held once.
+  book = quality.Book(dict.fromkeys(passages))
+  for number, row in _rows(spool, places):
+    scene = schema.build_trajectory(row)
+    yield Scanned(number, scene, quality.check(scene, book, only))
+
+
+def _rows(spool: IO[bytes], places: list[int]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+  for place in places:
+    spool.seek(place)
+    number, row = json.loads(spool.readline())
+    yield number, row
