@@ -93,7 +93,7 @@ setuptools.setup(
     ]
   ),
   package_data={
-    "data_pipeline": ["samples/*"],
+    "data_pipeline": ["samples/*", "page/*.jinja", "page/*.js"],
     "her_jax": [
       "roleplay/*.jsonl",
       "evaluation/*.jinja",

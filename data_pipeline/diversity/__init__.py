@@ -210,6 +210,16 @@ class Diversity:
       self.changed += sum(old != new for old, new in pairs)
     self._measure(scene, turns)
 
+  def _shares(self) -> list[dict[str, Any]]:
+    """Both shares of each layout that is frequent before or after the edit."""
+    sides = (self.after.counts, self.before.counts)
+    names = dict.fromkeys(name for side in sides for name, _ in side.most_common(TOP))
+    total = self.before.counts.total()
+    return [
+      {"layout": name, "before": sides[1][name] / total, "after": sides[0][name] / total}
+      for name in names
+    ]
+
   def _measure(self, scene: Trajectory, turns: Sequence[tuple[int, Turn]]) -> None:
     of = self.lengths.setdefault(scene.language, {})
     samples = self._samples.setdefault(scene.language, {})
@@ -247,6 +257,7 @@ class Diversity:
         "before": self.before.as_dict(),
         "after": self.after.as_dict(),
         "changed": self.changed / edited,
+        "shares": self._shares(),
       }
       if edited
       else None,

@@ -63,11 +63,12 @@ def reply_in_plan(view: SceneView) -> Iterator[Flag]:
 
 def _in_plan(turn: TurnView, known: set[tuple[str, ...]], language: str) -> Flag | None:
   size, plan = SHORT[language], turn.plan_words
-  new = {run for run in runs(turn.plain, size) - known if not _FILLERS.issuperset(run)}
+  unknown = runs(turn.plain, size) - known
+  new = {run for run in unknown if not _FILLERS.issuperset(run)}
   shared = new & runs([w for _, _, w in plan], size)
   if not shared:
     return None
-  start, end, length = _longest(plan, turn.plain, size, shared)
+  start, end, length = _longest(plan, turn.plain, size, unknown)
   share = len(shared) / len(new)
   unit = "words" if language == "en" else "signs"
   if length >= RUN[language]:
