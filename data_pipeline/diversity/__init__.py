@@ -26,6 +26,7 @@ from her_jax.roleplay.schema import Trajectory, Turn
 SAMPLE = 500
 LONGEST_RUN = 2  # turns in a row with one layout, beyond which they count as monotonous
 TOP = 12
+TOP_OF_EDIT = 9  # of each side
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _LAYERS = {grammar.THINKING: "thinking", grammar.ACTION: "action", grammar.SPEECH: "speech"}
 _EPSILON = 0.1
@@ -213,7 +214,7 @@ class Diversity:
   def _shares(self) -> list[dict[str, Any]]:
     """Both shares of each layout that is frequent before or after the edit."""
     sides = (self.after.counts, self.before.counts)
-    names = dict.fromkeys(name for side in sides for name, _ in side.most_common(TOP))
+    names = dict.fromkeys(name for side in sides for name, _ in side.most_common(TOP_OF_EDIT))
     total = self.before.counts.total()
     return [
       {"layout": name, "before": sides[1][name] / total, "after": sides[0][name] / total}
@@ -320,7 +321,9 @@ def text_of(report: Mapping[str, Any], name: str) -> str:
     "beyond two in a row": ("beyond_two_in_a_row", ".1%"),
   }
   for label, (key, style) in rows.items():
-    lines.append(f"{label:28}" + "".join(f"{_number(s[key], style):>18}" for s in sides.values()))
+    lines.append(
+      f"{label:28}" + "".join(f"{_number(s[key], style):>18}" for s in sides.values())
+    )
   runs = (s["longest_run"] for s in sides.values())
   shown = (f"{run['turns']} × {run['layout'][:8]}" for run in runs)
   lines.append(f"{'longest run':28}" + "".join(f"{run:>18}" for run in shown))

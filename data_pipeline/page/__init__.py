@@ -64,7 +64,9 @@ class Chosen:
     return [part[line] for part in parts for line in sorted(part, reverse=True)]
 
 
-def _keep(heap: list[tuple[int, int, Scanned]], entry: tuple[int, int, Scanned], most: int) -> None:
+def _keep(
+  heap: list[tuple[int, int, Scanned]], entry: tuple[int, int, Scanned], most: int
+) -> None:
   if len(heap) < most:
     heapq.heappush(heap, entry)
   elif heap and entry[:2] > heap[0][:2]:
@@ -102,7 +104,9 @@ def write(
     quality.add(scanned)
     variety.add(scanned.scene)
     chosen.offer(scanned)
-  page, shown = render(chosen.scenes(), quality, variety, megabytes, title or os.path.basename(path))
+  page, shown = render(
+    chosen.scenes(), quality, variety, megabytes, title or os.path.basename(path)
+  )
   data = page.encode("utf-8", errors="replace")
   pathlib.Path(out).write_bytes(data)
   return Written(shown, quality.scene_count, len(data), quality.unreadable_count)
@@ -139,7 +143,9 @@ def render(
       field: sorted({view[field] for view in views} - {""})
       for field in ("book", "split", "purpose", "language")
     },
-    flagged=sorted({name for view in views for name in view["flags"]}, key=list(MEANINGS).index),
+    flagged=sorted(
+      {name for view in views for name in view["flags"]}, key=list(MEANINGS).index
+    ),
     quality=told,
     diversity=varied,
     meanings=MEANINGS,

@@ -29,8 +29,10 @@ def layouts(report: Mapping[str, Any]) -> markupsafe.Markup | None:
     if old is None:
       parts.append(_bar(left, y + 4, length, 12, "after"))
     else:
-      parts.append(_bar(left, y + 3, length, 7, "after"))
-      parts.append(_bar(left, y + 11, wide * old / most, 5, "before"))
+      if share:
+        parts.append(_bar(left, y + 3, length, 7, "after"))
+      if old:
+        parts.append(_bar(left, y + 11, wide * old / most, 5, "before"))
       label, length = f"{old:.1%} → {label}", wide * max(share, old) / most
     parts.append(_text(left + 6 + length, y + 14, label, ""))
     y += _ROW

@@ -21,7 +21,9 @@ from her_jax.roleplay.jsonl import DataError
 _JSON = flags.DEFINE_string("json", None, "File for the report as JSON")
 _FLAGS = flags.DEFINE_string("flags", None, "JSON Lines file for every flag with its place")
 _ONLY = flags.DEFINE_list("only", list(NAMES), "Flags to look for")
-_FAIL = flags.DEFINE_list("fail", list(NAMES), "Flags that make the exit code 1; empty for none")
+_FAIL = flags.DEFINE_list(
+  "fail", list(NAMES), "Flags that make the exit code 1; empty for none"
+)
 _MOST = flags.DEFINE_float("most", 0.0, "Share up to which a flag is put up with", 0.0, 1.0)
 _LENIENT = flags.DEFINE_bool("lenient", False, "Count lines that can't be read and go on")
 _EXAMPLES = flags.DEFINE_integer("examples", 3, "Examples of each flag in the report", 0)
@@ -37,7 +39,9 @@ def main(argv: Sequence[str]) -> int:
   gathered = report.Report(_EXAMPLES.value)
   try:
     with contextlib.ExitStack() as stack:
-      out = stack.enter_context(open(_FLAGS.value, "w", encoding="utf-8")) if _FLAGS.value else None
+      out = (
+        stack.enter_context(open(_FLAGS.value, "w", encoding="utf-8")) if _FLAGS.value else None
+      )
       _gather(argv[1], gathered, out)
     if _JSON.value:
       with open(_JSON.value, "w", encoding="utf-8") as file:

@@ -27,7 +27,9 @@ from her_jax.roleplay.schema import Trajectory
 QUOTE = {"en": 8, "zh": 14}  # words in a row that are a quotation
 _ROMAN = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}
 _DIGITS_ZH = {sign: i for i, sign in enumerate("零一二三四五六七八九")} | {"两": 2, "〇": 0}
-_NUMBER = re.compile(r"\d+|\b[ivxlc]+\b|(?<=[第卷])[零〇一二两三四五六七八九十百]+", re.IGNORECASE)
+_NUMBER = re.compile(
+  r"\d+|\b[ivxlc]+\b|(?<=[第卷])[零〇一二两三四五六七八九十百]+", re.IGNORECASE
+)
 _NAME = re.compile(r"(?<![.!?…:;“\"'‘(—–\n-])(?<=[\w,;] )[A-Z][a-z’']*[a-z]{2,}\b")
 
 
@@ -210,9 +212,7 @@ class _Later:
     for i in range(len(words) - size + 1):
       if (first := self.book.run_first(plain[i : i + size])) > self.place:
         why = f"these words are first in {self.book.chapter(first)!r}"
-        return turn.flag(
-          "future_knowledge", field, words[i][0], words[i + size - 1][1], why
-        )
+        return turn.flag("future_knowledge", field, words[i][0], words[i + size - 1][1], why)
     return None
 
 

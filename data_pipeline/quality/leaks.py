@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 
 from data_pipeline.quality.flags import Flag
 from data_pipeline.quality.view import (
-  SPEECH,
   SceneView,
   TurnView,
   Word,
@@ -21,6 +20,7 @@ from data_pipeline.quality.view import (
   sentences,
   words_of,
 )
+from her_jax.roleplay.tags import SPEECH
 
 # The 691 plans of the sample scenes, written by hand, share at most 4 words (en) or 5 signs (zh) in
 # a row with their reply, and at most 0.061 of its short runs. With a third of the reply pasted
@@ -154,7 +154,9 @@ def reply_in_prompt(view: SceneView) -> Iterator[Flag]:
       before.setdefault(run, turn.index)
 
 
-def _in_prompt(turn: TurnView, setting: set[tuple[str, ...]], before: dict[tuple[str, ...], int], size: int) -> Flag | None:
+def _in_prompt(
+  turn: TurnView, setting: set[tuple[str, ...]], before: dict[tuple[str, ...], int], size: int
+) -> Flag | None:
   words = turn.words
   inside: dict[int, int] = {}  # word -> turn it stands in, -1 for the setting
   for i in range(len(words) - size + 1):

@@ -1,35 +1,44 @@
 """Replies that reach beyond their speaker: others' actions, others' words, names from nowhere."""
 
 from collections.abc import Iterator
-import functools
 import re
 
 from data_pipeline.quality import wordings
 from data_pipeline.quality.flags import Flag
-from data_pipeline.quality.view import ACTION, HAN, SPEECH, Layer, SceneView, TurnView
+from data_pipeline.quality.view import HAN, Layer, SceneView, TurnView, named_at
+from her_jax.roleplay.tags import ACTION, SPEECH
 
 # An action has one actor, its speaker, who is not named in it. A sentence that begins with
 # another's name and a verb is that other's action; "watches as Una leaves" is the watcher's.
-_BEGIN = r"(?:^|[.;!?。；，,！？]['\"’”]?\s*|\n\s*|\band then |\bwhile )"
-_TITLE = r"(?:(?:[Tt]he |Mr\.? |Mrs\.? |Miss |Ms\.? |Dr\.? |Sir |Lady |Lord |Captain |Count ))?"
+_BEGIN = re.compile(
+  r"(?:^|[.;!?。；，,！？]['\"’”]?\s*|\n\s*|\band then |\bwhile )"
+  r"(?:[Tt]he |Mr\.? |Mrs\.? |Miss |Ms\.? |Dr\.? |Sir |Lady |Lord |Captain |Count )?"
+)
+# Where a line or a sentence of speech begins, which may be in the name of another.
+_LINE = re.compile(r"(?:^|\n|[.!?。！？…][\"”’」]?)\s*")
+_COLON = re.compile(r"\s*[:：]")
 _SPEAKS = {
-  "en": (
-    r"(?:says|asks|replies|answers|declares|whispers|shouts|murmurs|mutters|cries|exclaims|adds"
-    r"|tells|yells|calls out|retorts|snaps|announces|said|asked|replied|answered|declared"
-    r"|whispered|shouted|murmured|muttered|cried|exclaimed)\b"
+  "en": re.compile(
+    r" (?:\w+ly )?(?:says|asks|replies|answers|declares|whispers|shouts|murmurs|mutters|cries"
+    r"|exclaims|adds|tells|yells|calls out|retorts|snaps|announces|said|asked|replied|answered"
+    r"|declared|whispered|shouted|murmured|muttered|cried|exclaimed)\b"
   ),
-  "zh": r"(?:[一-鿿]{0,4}[地着])?(?:说道?|问道?|答道?|喊道?|叫道|喝道|回答|开口|嚷道?|骂道?|低声说)",
+  "zh": re.compile(
+    rf"(?:[{HAN}]{{0,4}}[地着])?"
+    r"(?:(?:低声|大声|小声)?说道?|问道?|答道?|喊道?|叫道|喝道|回答|开口|嚷道?|骂道?)"
+  ),
 }
 _ACTS = {
-  # A verb of the third person; no plural or possessive, so a short list of nouns is left out.
-  "en": (
-    r"(?:(?:then |also |slowly |suddenly |\w+ly ))?(?:(?!(?:as|is|was|has|'s|his|this|less|across"
-    r"|towards|besides|always|perhaps|yes|plus|versus|hands? in|eyes|lips|arms|hands|shoulders"
-    r"|fingers|feet|words|things|was)\b)[a-z]+s\b|is [a-z]+ing\b|has [a-z]+ed\b|[a-z]+ed\b)"
+  # A verb of the third person. What a plural or another part of speech may be is left out.
+  "en": re.compile(
+    r" (?:then |also |\w+ly )?(?:(?!(?:as|is|was|has|his|this|less|across|towards|besides|always"
+    r"|perhaps|yes|plus|versus|eyes|lips|arms|hands|shoulders|fingers|feet|words|things)\b)"
+    r"[a-z]+s\b|is [a-z]+ing\b|has [a-z]+ed\b|[a-z]+ed\b)"
   ),
-  "zh": (
-    r"(?:也|便|却|就|又|忽然|突然|慢慢|缓缓|轻轻|猛地|连忙|赶紧|[一-鿿]{1,3}地)?(?:点[了点]?头|摇[了摇]?头|笑|起身|站|坐|转身|抬"
-    r"|低下?头|叹|皱|望|拿|伸手|推|拉|跪|哭|接过|放下|掏|递|退|冲|跑|走|拔|握|抱|扑|咳|扶|端|举|搂|扔|打|踢|红了?脸)"
+  "zh": re.compile(
+    rf"(?:也|便|却|就|又|忽然|突然|慢慢|缓缓|轻轻|猛地|连忙|赶紧|[{HAN}]{{1,3}}地)?"
+    r"(?:点[了点]?头|摇[了摇]?头|笑|起身|站|坐|转身|抬|低下?头|叹|皱|望|拿|伸手|推|拉|跪|哭|接过|放下|掏|递|退"
+    r"|冲|跑|走|拔|握|抱|扑|咳|扶|端|举|搂|扔|打|踢|红了?脸)"
   ),
 }
 
@@ -41,38 +50,21 @@ def speaks_for_other(view: SceneView) -> Iterator[Flag]:
 
 
 def _speaks(turn: TurnView, view: SceneView) -> Flag | None:
-  names = view.others_pattern(turn.turn.speaker)
-  if not names:
-    return None
-  line, aside = _line(names), _aside(names, view.language, _SPEAKS)
+  others = view.others(turn.turn.speaker)
   for layer in turn.of(SPEECH, ACTION):
-    match = line.search(layer.text)
-    why = "a line in the name of {}"
-    if match is None and layer.kind == ACTION:
-      match, why = aside.search(layer.text), "an action in which {} speaks"
-    if match:
-      return _flag(turn, "speaks_for_other", layer, match, why.format(match[1]))
+    for start, end in named_at(layer.text, _LINE, others):
+      if colon := _COLON.match(layer.text, end):
+        why = f"a line in the name of {layer.text[start:end]}"
+        return _flag(turn, "speaks_for_other", layer, start, colon.end(), why)
+    for start, end in named_at(layer.text, _BEGIN, others) if layer.kind == ACTION else ():
+      if verb := _SPEAKS[view.language].match(layer.text, end):
+        why = f"an action in which {layer.text[start:end]} speaks"
+        return _flag(turn, "speaks_for_other", layer, start, verb.end(), why)
   return None
 
 
-@functools.lru_cache(maxsize=1024)
-def _line(names: str) -> re.Pattern[str]:
-  """A name with a colon where a line or a sentence begins."""
-  return re.compile(rf"(?:^|\n|[.!?。！？…][\"”’」]?)\s*({names})\s*[:：]")
-
-
-@functools.lru_cache(maxsize=1024)
-def _aside_of(names: str, verbs: str, gap: str) -> re.Pattern[str]:
-  return re.compile(rf"{_BEGIN}{_TITLE}({names}){gap}(?:{verbs})")
-
-
-def _aside(names: str, language: str, verbs: dict[str, str]) -> re.Pattern[str]:
-  return _aside_of(names, verbs[language], r" (?:\w+ly )?" if language == "en" else "")
-
-
-def _flag(turn: TurnView, name: str, layer: Layer, match: re.Match[str], why: str) -> Flag:
-  start, end = layer.start + match.start(1), layer.start + match.end()
-  return turn.flag(name, "reply", start, end, why)
+def _flag(turn: TurnView, name: str, layer: Layer, start: int, end: int, why: str) -> Flag:
+  return turn.flag(name, "reply", layer.start + start, layer.start + end, why)
 
 
 def action_not_grounded(view: SceneView) -> Iterator[Flag]:
@@ -83,21 +75,18 @@ def action_not_grounded(view: SceneView) -> Iterator[Flag]:
 
 
 def _ungrounded(turn: TurnView, view: SceneView) -> Flag | None:
-  names = view.others_pattern(turn.turn.speaker)
+  others, language = view.others(turn.turn.speaker), view.language
   for layer in turn.of(ACTION):
-    if names:
-      speaks = _aside(names, view.language, _SPEAKS)
-      acts = _aside(names, view.language, _ACTS)
-      for match in acts.finditer(layer.text):
-        if not speaks.match(layer.text, match.start()):
-          why = f"an action of {match[1]}, in a reply of {turn.turn.speaker}"
-          return _flag(turn, "action_not_grounded", layer, match, why)
-    for match in _PERSON[view.language].finditer(layer.text):
+    for start, end in named_at(layer.text, _BEGIN, others):
+      verb = _ACTS[language].match(layer.text, end)
+      if verb and not _SPEAKS[language].match(layer.text, end):
+        why = f"an action of {layer.text[start:end]}, in a reply of {turn.turn.speaker}"
+        return _flag(turn, "action_not_grounded", layer, start, verb.end(), why)
+    for match in _PERSON[language].finditer(layer.text):
       name = match[match.lastindex or 0]
       if _is_stranger(name, turn, view):
         why = f"nothing else in the scene names {name}"
-        start, end = (layer.start + at for at in match.span(match.lastindex or 0))
-        return turn.flag("action_not_grounded", "reply", start, end, why)
+        return _flag(turn, "action_not_grounded", layer, *match.span(match.lastindex or 0), why)
   return None
 
 

@@ -64,7 +64,9 @@ def _within(
       if words in seen and (
         (count >= 2 and long >= TWICE[language]) or (count >= 3 and long >= THRICE[language])
       ):
-        return turn.flag("repetition", "reply", start, end, f"stands {count} times in the reply")
+        return turn.flag(
+          "repetition", "reply", start, end, f"stands {count} times in the reply"
+        )
       seen.add(words)
   plain = turn.plain
   if len(plain) < _LOOP_WORDS or len(set(plain)) > 0.7 * len(plain):

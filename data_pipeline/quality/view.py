@@ -1,15 +1,14 @@
-"""A scene taken apart once for all checks: layers with their places, words, names, what is known."""
+"""A scene taken apart once for all checks: layers with their places, words, names."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import functools
 import re
 
 from data_pipeline.quality import flags
-
 from her_jax.roleplay import grammar
 from her_jax.roleplay.schema import Character, Trajectory, Turn
-from her_jax.roleplay.tags import ACTION, SPEECH, THINKING
+from her_jax.roleplay.tags import ACTION, SPEECH
 
 HAN = r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _SIGNS = rf"\u3040-\u30ff{HAN}"
@@ -41,8 +40,7 @@ def words_of(text: str, place: int = 0) -> list[Word]:
     found = ((m.start(), m.end(), m[0].lower()) for m in _WORD.finditer(text))
     return [(place + start, place + end, word) for start, end, word in found]
   return [
-    (place + m.start(), place + m.end(), m[0])
-    for m in _WORD.finditer(lower.replace("’", "'"))
+    (place + m.start(), place + m.end(), m[0]) for m in _WORD.finditer(lower.replace("’", "'"))
   ]
 
 
@@ -143,6 +141,7 @@ class SceneView:
     ]
     self.setting = "\n".join([trajectory.scenario, *map(sheet, trajectory.characters)])
     self.forms = name_forms([c.name for c in trajectory.characters])
+    self._others: dict[str, tuple[str, ...]] = {}
 
   @functools.cached_property
   def setting_words(self) -> list[str]:
@@ -169,21 +168,32 @@ class SceneView:
     """Whether setting or an earlier turn has a word; `word` in lower case."""
     return word in self.setting_lower or any(word in said for said in self.said[:turn])
 
-  def others(self, speaker: str) -> Iterator[tuple[str, str]]:
-    """Each form of another character's name, with the whole name, long forms first."""
-    for form, name in self._by_length:
-      if name != speaker:
-        yield form, name
+  def others(self, speaker: str) -> tuple[str, ...]:
+    """The forms of all other characters' names, long ones first."""
+    if speaker not in self._others:
+      forms = [f for name, own in self.forms.items() if name != speaker for f in own]
+      self._others[speaker] = tuple(sorted(forms, key=len, reverse=True))
+    return self._others[speaker]
 
-  @functools.cached_property
-  def _by_length(self) -> list[tuple[str, str]]:
-    pairs = [(form, name) for name, forms in self.forms.items() for form in forms]
-    return sorted(pairs, key=lambda pair: -len(pair[0]))
 
-  @functools.lru_cache(maxsize=64)  # noqa: B019 - a view lives as long as its check
-  def others_pattern(self, speaker: str) -> str:
-    """A pattern that matches a form of another's name; "" where there is nobody else."""
-    return "|".join(re.escape(form) for form, _ in self.others(speaker))
+def named_at(
+  text: str, begin: re.Pattern[str], forms: Sequence[str]
+) -> Iterator[tuple[int, int]]:
+  """Where one of `forms` stands right behind a match of `begin`.
+
+  Names differ from scene to scene, and a pattern of them would have to be compiled for each.
+
+  Example:
+    list(named_at("No. Una nods.", re.compile(r"^|[.] "), ["Una"])) == [(4, 7)]
+  """
+  if not any(form in text for form in forms):
+    return
+  for match in begin.finditer(text):
+    at = match.end()
+    for form in forms:
+      if text.startswith(form, at):
+        yield at, at + len(form)
+        break
 
 
 def sheet(character: Character) -> str:
@@ -252,10 +262,3 @@ _QUOTED = re.compile(
 def joined(words: Iterable[str]) -> str:
   """Words as one text in which a run is found with `in`."""
   return f" {' '.join(words)} "
-
-
-def forms_in(text: str, forms: Mapping[str, Sequence[str]]) -> Iterator[str]:
-  """The names of which a form stands in a text."""
-  return (name for name, own in forms.items() if any(form in text for form in own))
-
-

@@ -1,24 +1,17 @@
-"""In whose voice a text speaks: plans in the third person, thoughts in the first, nobody as an analyst.
+"""In whose voice a text speaks: plans in the third person, thoughts in the first, no analyst.
 
 What stands in quotation marks is somebody else's words and is left out. Wordings that a story
 may have for itself (a theatre has scenes, a ship's mind may be an AI) count only where the
 sheets and the turns before have no such thing.
 """
 
-from collections.abc import Iterator
-import functools
+from collections.abc import Iterator, Sequence
 import re
 
 from data_pipeline.quality import wordings
 from data_pipeline.quality.flags import Flag
-from data_pipeline.quality.view import (
-  ACTION,
-  HAN,
-  SPEECH,
-  THINKING,
-  SceneView,
-  outside_quotes,
-)
+from data_pipeline.quality.view import HAN, SceneView, TurnView, named_at, outside_quotes
+from her_jax.roleplay.tags import ACTION, SPEECH, THINKING
 
 
 def plan_first_person(view: SceneView) -> Iterator[Flag]:
@@ -36,37 +29,42 @@ def thought_not_first_person(view: SceneView) -> Iterator[Flag]:
   A thought without "I" is no fault ("Cold range. She counts the coal."), and neither are people
   who speak of themselves by name aloud.
   """
+  by_habit = _ILLEISM.search(view.setting)
   for turn in view.turns:
-    if turn.is_environment:
-      continue
-    named = _narrated(turn.turn.speaker, view)
-    aloud = " ".join(layer.text for layer in turn.of(SPEECH))
-    by_name = named is not None and (named.search(aloud) or _ILLEISM.search(view.setting))
-    for layer in turn.of(THINKING):
-      text = outside_quotes(layer.text)
-      if wordings.OWN_VOICE[view.language].search(text):
-        continue
-      match = None if by_name or named is None else named.search(text)
-      match = match or wordings.NARRATED_FEELING[view.language].match(text)
-      if match:
-        start, end = layer.start + match.start(1), layer.start + match.end()
-        why = "tells of the thinker from outside"
-        yield turn.flag("thought_not_first_person", "reply", start, end, why)
-        break
+    if not turn.is_environment and (flag := _narrated(turn, view, bool(by_habit))):
+      yield flag
 
 
 _ILLEISM = re.compile(r"third person|of (?:him|her|them|it)sel(?:f|ves) by name|自称", re.I)
 
 
-def _narrated(speaker: str, view: SceneView) -> re.Pattern[str] | None:
-  forms = view.forms.get(speaker)
-  return _narrated_by(forms, view.language) if forms else None
+def _narrated(turn: TurnView, view: SceneView, by_habit: bool) -> Flag | None:
+  for layer in turn.of(THINKING):
+    text = outside_quotes(layer.text)
+    if wordings.OWN_VOICE[view.language].search(text):
+      continue
+    found = by_name(text, turn.turn.speaker, view)
+    if found and (
+      by_habit or any(by_name(s.text, turn.turn.speaker, view) for s in turn.of(SPEECH))
+    ):
+      found = None
+    feeling = wordings.NARRATED_FEELING[view.language].match(text)
+    if found is None and feeling:
+      found = feeling.span(1)
+    if found:
+      start, end = (layer.start + at for at in found)
+      why = "tells of the thinker from outside"
+      return turn.flag("thought_not_first_person", "reply", start, end, why)
+  return None
 
 
-@functools.lru_cache(maxsize=1024)
-def _narrated_by(forms: tuple[str, ...], language: str) -> re.Pattern[str]:
-  names = "|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))
-  return re.compile(wordings.BY_NAME[language].replace("NAMES", names))
+def by_name(text: str, speaker: str, view: SceneView) -> tuple[int, int] | None:
+  """Where a sentence tells of what goes on within its own speaker."""
+  forms = view.forms.get(speaker, ())
+  for start, end in named_at(text, wordings.BEFORE_NAME[view.language], forms):
+    if inner := wordings.BEHIND_NAME[view.language].match(text, end):
+      return start, inner.end()
+  return None
 
 
 def analyst_voice(view: SceneView) -> Iterator[Flag]:
@@ -85,9 +83,9 @@ def prompt_words(view: SceneView) -> Iterator[Flag]:
     texts = [("reply", layer.start, layer.text) for layer in turn.layers]
     texts.append(("plan", 0, turn.turn.plan))
     for field, place, text in texts:
-      patterns = wordings.PROMPT[view.language]
+      patterns = [*wordings.PROMPT[view.language]]
       if field == "plan":
-        patterns = patterns + wordings.PROMPT_IN_PLAN[view.language]
+        patterns += wordings.PROMPT_IN_PLAN[view.language]
       if found := _first(patterns, text, view, turn.index):
         start, end = place + found.start(), place + found.end()
         why = "words of an assistant or its instructions"
@@ -96,7 +94,7 @@ def prompt_words(view: SceneView) -> Iterator[Flag]:
 
 
 def _first(
-  patterns: tuple[wordings.Wording, ...], text: str, view: SceneView, turn: int
+  patterns: Sequence[wordings.Wording], text: str, view: SceneView, turn: int
 ) -> re.Match[str] | None:
   """The first wording in a text that the story does not have for itself."""
   for wording in patterns:
@@ -117,7 +115,10 @@ _FOREIGN = {
     r"|[A-Za-z][A-Za-z'’]*(?:[\s,.!?;:\"“”—-]{1,3}[A-Za-z][A-Za-z'’]*){3,}"
   ),
 }
-_FOREIGN_SIGN = {"en": re.compile(rf"[{HAN}{_OTHER}]"), "zh": re.compile(rf"[A-Za-z]{{2}}|[{_OTHER}]")}
+_FOREIGN_SIGN = {
+  "en": re.compile(rf"[{HAN}{_OTHER}]"),
+  "zh": re.compile(rf"[A-Za-z]{{2}}|[{_OTHER}]"),
+}
 _ENGLISH = re.compile(
   r"\b(?:the|an?|and|is|are|was|were|be|you|he|she|it|we|they|to|of|in|on|that|this|not|but|my"
   r"|your|his|her|for|with|have|has|had|do|will|would|should)\b",

@@ -19,7 +19,9 @@ class Wording:
 
 def _any(*patterns: str, unless: tuple[str, ...] = ()) -> Wording:
   """One of several patterns; those that begin with a word are tried only where one begins."""
-  at_word = [pattern[2:] for part in patterns for pattern in _alternatives(part) if part[:2] == r"\b"]
+  at_word = [
+    pattern[2:] for part in patterns for pattern in _alternatives(part) if part[:2] == r"\b"
+  ]
   others = [part for part in patterns if part[:2] != r"\b"]
   if at_word:
     others.append(rf"\b(?:{'|'.join(at_word)})")
@@ -69,22 +71,28 @@ OWN_VOICE = {
   "zh": re.compile(r"[我俺咱]|本[官王宫座]|老[子娘夫身]|[在鄙]下|奴家|妾身|小[生人]"),
 }
 
-# ---- Thoughts that tell of their thinker. NAMES stands for the forms of the speaker's name.
-_LEAD = r"(?:^|[.!?…]['\"’”]*\s+|\n)\s*(?:[A-Z][a-z]+ly,? |Then |But |And |Still,? |Now,? )?"
-_TITLE = r"(?:(?:Mr|Mrs|Miss|Ms|Dr|Sir|Lady|Lord|Captain|Count)\.? )?"
-_MIND_VERBS = (
-  r"(?:wonders|thinks|feels|knows|reali[sz]es|remembers|recalls|decides|wants|needs|hopes|fears"
-  r"|notices|considers|senses|believes|suspects|understands|worries|struggles|hesitates"
-  r"|reflects|ponders|resolves|wishes|dreads|sees|plans|tries|must|should|wondered|thought|felt"
-  r"|knew|reali[sz]ed|decided|wanted|hoped|feared|is (?:\w+ing|\w+ed|afraid|unsure|sure|sad"
-  r"|happy|angry|torn|aware|proud|furious|uneasy|nervous)|was (?:\w+ing|\w+ed|afraid|unsure)"
-  r"|can['’]?t help|cannot help|could not help)"
-)
-BY_NAME = {
-  "en": rf"{_LEAD}({_TITLE}(?:NAMES)(?:(?: \w+ly)? {_MIND_VERBS}\b|['’]s (?:heart|mind|thoughts"
-  r"|pulse|stomach|chest|breath|blood|pride|gaze|anger|resolve)\b))",
-  "zh": r"(?:^|[。！？…；，\n]\s*)((?:NAMES)(?:心想|心里|心中|暗想|暗自|暗暗|想着|想到|觉得|感到|感觉|意识到"
-  r"|不禁|不由|忍不住|决定|明白|知道|希望|害怕|担心|想要|想起|怀疑|犹豫|琢磨|盘算|打算|的心|此刻|的脑海))",
+# ---- Thoughts that tell of their thinker: what stands before the thinker's name, and behind it.
+BEFORE_NAME = {
+  "en": re.compile(
+    r"(?:^|[.!?…]['\"’”]*\s+|\n)\s*(?:[A-Z][a-z]+ly,? |Then |But |And |Still,? |Now,? )?"
+    r"(?:(?:Mr|Mrs|Miss|Ms|Dr|Sir|Lady|Lord|Captain|Count)\.? )?"
+  ),
+  "zh": re.compile(r"(?:^|[。！？…；，\n])\s*"),
+}
+BEHIND_NAME = {
+  "en": re.compile(
+    r"(?: \w+ly)? (?:wonders|thinks|feels|knows|reali[sz]es|remembers|recalls|decides|wants|needs"
+    r"|hopes|fears|notices|considers|senses|believes|suspects|understands|worries|struggles"
+    r"|hesitates|reflects|ponders|resolves|wishes|dreads|sees|plans|tries|must|should|wondered"
+    r"|thought|felt|knew|reali[sz]ed|decided|wanted|hoped|feared|is (?:\w+ing|\w+ed|afraid|unsure"
+    r"|sure|sad|happy|angry|torn|aware|proud|furious|uneasy|nervous)|was (?:\w+ing|\w+ed|afraid"
+    r"|unsure)|can['’]?t help|cannot help|could not help)\b"
+    r"|['’]s (?:heart|mind|thoughts|pulse|stomach|chest|breath|blood|pride|gaze|anger|resolve)\b"
+  ),
+  "zh": re.compile(
+    r"心想|心里|心中|暗想|暗自|暗暗|想着|想到|觉得|感到|感觉|意识到|不禁|不由|忍不住|决定|明白|知道|希望"
+    r"|害怕|担心|想要|想起|怀疑|犹豫|琢磨|盘算|打算|的心|此刻|的脑海"
+  ),
 }
 NARRATED_FEELING = {
   "en": re.compile(
@@ -104,10 +112,43 @@ NARRATED_FEELING = {
 }
 
 # ---- The story as a text.
-_STAGE = ("theatre", "theater", "actor", "actress", "rehears", "screenplay", "film ", "novelist")
+_STAGE: tuple[str, ...] = (
+  "theatre",
+  "theater",
+  "actor",
+  "actress",
+  "rehears",
+  "screenplay",
+  "film ",
+  "novelist",
+)
 _STAGE += ("playwright", "understudy", "role-play", "roleplay", "director")
-_SHOWS = (*_STAGE, "play", "stage", "novel", "writer", "author", "script", "story", "opera", "editor")
-_SHOWS_ZH = ("戏", "剧", "演员", "导演", "小说", "作家", "作者", "编辑", "剧本", "书", "编剧", "稿")
+_SHOWS = (
+  *_STAGE,
+  "play",
+  "stage",
+  "novel",
+  "writer",
+  "author",
+  "script",
+  "story",
+  "opera",
+  "editor",
+)
+_SHOWS_ZH = (
+  "戏",
+  "剧",
+  "演员",
+  "导演",
+  "小说",
+  "作家",
+  "作者",
+  "编辑",
+  "剧本",
+  "书",
+  "编剧",
+  "稿",
+)
 ANALYST = {
   "en": (
     _any(
@@ -174,7 +215,15 @@ ANALYST = {
 }
 
 # ---- Words of assistants and instructions.
-_MINDS = ("robot", "android", "computer", "machine", "artificial", "ship's mind", "program")
+_MINDS: tuple[str, ...] = (
+  "robot",
+  "android",
+  "computer",
+  "machine",
+  "artificial",
+  "ship's mind",
+  "program",
+)
 _MINDS += ("ship mind", " ai ", " ai,", " ai.", "a.i.", "software", "algorithm")
 _MINDS_ZH = ("机器人", "人工智能", "智能体", "电脑", "程序", "ai", "仿生人", "算法", "软件")
 _MACHINES = ("json", "programmer", "source code", "software", "computer", "language model")

@@ -21,7 +21,9 @@ SCENES = schema.read_trajectories(samples.SCENES)
 def _scene(replies, originals=None, language="en", id="s"):
   people = tuple(schema.Character(name) for name in "AB")
   turns = tuple(
-    schema.Turn("AB"[i % 2], reply, extra={"her": {"original": originals[i]}} if originals else {})
+    schema.Turn(
+      "AB"[i % 2], reply, extra={"her": {"original": originals[i]}} if originals else {}
+    )
     for i, reply in enumerate(replies)
   )
   return schema.Trajectory(id, "There.", people, language, turns=turns)
@@ -91,7 +93,9 @@ def test_quantiles_of_counts_are_those_of_the_values(values):
   ordered = sorted(values)
   assert found["p50"] == ordered[math.ceil(0.5 * len(values)) - 1]
   assert found["p95"] == ordered[math.ceil(0.95 * len(values) - 1e-9) - 1]
-  assert found["max"] == ordered[-1] and found["mean"] == pytest.approx(sum(values) / len(values))
+  assert found["max"] == ordered[-1] and found["mean"] == pytest.approx(
+    sum(values) / len(values)
+  )
 
 
 def test_an_edit_is_compared_on_the_same_turns():

@@ -19,7 +19,9 @@ from her_jax.roleplay import schema
 from her_jax.roleplay.jsonl import DataError
 
 SCENES = schema.read_trajectories(samples.SCENES)
-ATTACK = "<script>document.title = 'owned'</script>\"'><img src=x onerror=alert(1)></details>&lt;"
+ATTACK = (
+  "<script>document.title = 'owned'</script>\"'><img src=x onerror=alert(1)></details>&lt;"
+)
 _VOID = {"meta", "input", "br", "img", "link", "line", "rect"}
 
 
@@ -53,7 +55,9 @@ class _Page(html.parser.HTMLParser):
       self.articles[-1]["text"] += data
 
   def all(self, tag, **attrs):
-    return [a for t, a in self.tags if t == tag and all(a.get(k) == v for k, v in attrs.items())]
+    return [
+      a for t, a in self.tags if t == tag and all(a.get(k) == v for k, v in attrs.items())
+    ]
 
 
 def _spoilt(scene, i, **fields):
@@ -90,10 +94,17 @@ def test_the_page_asks_for_nothing_from_elsewhere(tmp_path):
   links = [a for _, a in made.tags if a.keys() & {"src", "href", "srcset", "action", "data"}]
   assert not links and not made.all("link") and not made.all("iframe")
   text = out.read_text(encoding="utf-8")
-  assert "http:" not in text and "https:" not in text and "url(" not in text and "@import" not in text
+  assert (
+    "http:" not in text
+    and "https:" not in text
+    and "url(" not in text
+    and "@import" not in text
+  )
   (policy,) = (m["content"] for m in made.all("meta") if "http-equiv" in m)
   assert "default-src 'none'" in policy and "'unsafe-eval'" not in policy
-  assert "script-src 'sha256-" in policy and "'unsafe-inline'" not in policy.split("script-src")[1]
+  assert (
+    "script-src 'sha256-" in policy and "'unsafe-inline'" not in policy.split("script-src")[1]
+  )
 
 
 def _attacked():
@@ -124,7 +135,9 @@ def test_a_script_in_a_scene_is_harmless(tmp_path):
 
 
 def test_evidence_is_marked_at_its_place(tmp_path):
-  faulty = _spoilt(SCENES[0], 3, reply="<role_action>Joost nods</role_action> As an AI, I can't.")
+  faulty = _spoilt(
+    SCENES[0], 3, reply="<role_action>Joost nods</role_action> As an AI, I can't."
+  )
   faulty = _spoilt(faulty, 1, plan="Dry and exact. I should refuse him.")
   made, _, out = _write(tmp_path, [faulty, SCENES[1]])
   text = out.read_text(encoding="utf-8")
@@ -146,7 +159,11 @@ def test_pieces_join_to_the_text_and_carry_their_flags():
   def flag(name, start, end):
     return quality.Flag(name, 0, "reply", start, end, "", "")
 
-  flags = [flag("repetition", 12, 16), flag("prompt_words", 14, 30), flag("analyst_voice", 0, 5)]
+  flags = [
+    flag("repetition", 12, 16),
+    flag("prompt_words", 14, 30),
+    flag("analyst_voice", 0, 5),
+  ]
   found = scenes.pieces("abcdefghij", 10, flags)
   assert "".join(p["text"] for p in found) == "abcdefghij"
   assert [(p["text"], p["flags"]) for p in found] == [
@@ -176,14 +193,16 @@ def test_a_large_set_is_a_sample_with_the_counts_of_all(tmp_path):
   assert written.scenes == 300 and written.shown == len(made.articles) in (20, 21)
   told = " ".join("".join(made.texts).split())
   assert "300 scenes" in told and f"below stand {written.shown} scenes" in told
-  assert [a for a in made.articles if a["data-flags"] == "prompt_words"], "flagged ones are kept"
+  assert [a for a in made.articles if a["data-flags"] == "prompt_words"], (
+    "flagged ones are kept"
+  )
   # The draw is the scenes' own: another order of the file shows the same.
   again, _, _ = _write(tmp_path, rows, most=20)
   assert [a["text"] for a in again.articles] == [a["text"] for a in made.articles]
 
 
 def test_the_size_is_bounded(tmp_path):
-  long = _spoilt(SCENES[0], 1, reply="word " * 400_000, plan="plan " * 1000)
+  long = _spoilt(SCENES[0], 1, reply="word " * 100_000, plan="plan " * 1000)
   many = dataclasses.replace(SCENES[1], turns=SCENES[1].turns * 40, id="many")
   made, written, out = _write(tmp_path, [long, many, *SCENES[2:]], megabytes=0.3)
   assert written.size < 450_000 and 1 <= written.shown < 96
@@ -192,7 +211,7 @@ def test_the_size_is_bounded(tmp_path):
   _, whole, _ = _write(tmp_path, [long, many])
   assert whole.shown == 2 and whole.size < 300_000
   text = out.read_text(encoding="utf-8")
-  assert "1,994,000 more characters" in text and "more turns" in text
+  assert "494,000 more characters" in text and "more turns" in text
 
 
 def test_an_edit_shows_in_the_plot_of_layouts():
@@ -201,7 +220,9 @@ def test_an_edit_shows_in_the_plot_of_layouts():
   assert "80.0% → 25.0%" in svg and "0.0% → 50.0%" in svg
   # The longest bar is the largest share, and its label still fits in.
   widths = [float(w) for w in re.findall(r'class="(?:before|after)"[^>]*width="([\d.]+)"', svg)]
-  assert max(widths) == widths[1] and widths[0] == pytest.approx(max(widths) * 0.25 / 0.8, abs=0.1)
+  assert max(widths) == widths[1] and widths[0] == pytest.approx(
+    max(widths) * 0.25 / 0.8, abs=0.1
+  )
   assert plots.layouts({"edit": None, "layouts": {"top": []}}) is None
 
 
@@ -245,7 +266,11 @@ def _dom(browser, out, tmp_path):
 
 
 def test_a_browser_runs_the_pages_script_and_no_other(tmp_path):
-  browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+  browser = (
+    shutil.which("chromium")
+    or shutil.which("chromium-browser")
+    or shutil.which("google-chrome")
+  )
   if browser is None:
     pytest.skip("no browser here; install chromium")
   _, _, out = _write(tmp_path, [_attacked(), *SCENES[1:5]], title="Safe")
@@ -260,7 +285,11 @@ def test_a_browser_runs_the_pages_script_and_no_other(tmp_path):
 
 def test_filters_work_in_a_browser(tmp_path):
   """Drives the page's own controls from a second script, which the policy of this copy lets in."""
-  browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+  browser = (
+    shutil.which("chromium")
+    or shutil.which("chromium-browser")
+    or shutil.which("google-chrome")
+  )
   if browser is None:
     pytest.skip("no browser here; install chromium")
   faulty = _spoilt(SCENES[0], 1, plan="I should refuse him.")
@@ -294,7 +323,11 @@ def test_the_template_and_script_are_packaged():
 
 def test_a_scanned_scene_is_shown_with_what_was_added():
   fact = {"character": SCENES[0].characters[0].name, "field": "profile", "text": "Counts.", "quote": "q"}  # fmt: skip
-  scene = dataclasses.replace(SCENES[0], extra={"her": {"settings_added": [fact, "no object", {}]}})
+  scene = dataclasses.replace(
+    SCENES[0], extra={"her": {"settings_added": [fact, "no object", {}]}}
+  )
   view = scenes.view_of(Scanned(7, scene, []))
-  assert view["characters"][0]["added"] == [{"field": "profile", "text": "Counts.", "quote": "q"}]
+  assert view["characters"][0]["added"] == [
+    {"field": "profile", "text": "Counts.", "quote": "q"}
+  ]
   assert not view["characters"][1]["added"] and view["line"] == 7

@@ -67,7 +67,9 @@ def test_the_exit_code_goes_by_flags_and_shares(faulty):
   assert _run(path, "--most=0.5").returncode == 0
   assert _run(path, "--only=repetition").returncode == 0
   wrong = _run(path, "--only=repetitions")
-  assert wrong.returncode == 1 and "no flag 'repetitions'; known are" in wrong.stdout + wrong.stderr
+  assert (
+    wrong.returncode == 1 and "no flag 'repetitions'; known are" in wrong.stdout + wrong.stderr
+  )
   assert _run(samples.SCENES).returncode == 0
 
 
@@ -96,7 +98,9 @@ def test_books_are_gathered_across_the_file(tmp_path):
     _spoilt(SCENES[0], 0, reply="Ask Wilmot. <role_action>shrugs</role_action>"),
     "Chapter 2", "They spoke of books.",
   )  # fmt: skip
-  late = _with_passage(SCENES[1], "Chapter 10", "A clerk, named Wilmot, came; and Wilmot drank.")
+  late = _with_passage(
+    SCENES[1], "Chapter 10", "A clerk, named Wilmot, came; and Wilmot drank."
+  )
   other = dataclasses.replace(late, source="Another Book", id="other")
   for order in ([early, other, late], [late, other, early]):
     path = tmp_path / "scenes.jsonl"

@@ -11,7 +11,7 @@ import pytest
 
 from data_pipeline import quality, samples
 from data_pipeline.quality import future, view, wordings
-from her_jax.roleplay import formats, schema
+from her_jax.roleplay import formats, schema, tags
 
 CASES = pathlib.Path(__file__).parent / "cases"
 PEOPLE = {"en": ["Una Marrack", "Joost Verhey"], "zh": ["佘满仓", "蔺七斤"]}
@@ -125,7 +125,7 @@ def _planned(scenes):
 
 def _speech(scene, i):
   layers = view.layers_of(scene.turns[i].reply)
-  return " ".join(layer.text for layer in layers if layer.kind == view.SPEECH)
+  return " ".join(layer.text for layer in layers if layer.kind == tags.SPEECH)
 
 
 def _with(scene, i, **fields):
@@ -148,12 +148,17 @@ def test_only_some_flags_and_unknown_ones():
 
 
 _TEXT = st.text(
-  st.sampled_from(list("aAI mUnaJost.:?!\"'“”‘’-,\n我他她说佘满仓：。，（）<>/_ İß·1")), max_size=60
+  st.sampled_from(list("aAI mUnaJost.:?!\"'“”‘’-,\n我他她说佘满仓：。，（）<>/_ İß·1")),
+  max_size=60,
 )
-_LAYER = st.sampled_from(["{}", "<role_thinking>{}</role_thinking>", "<role_action>{}</role_action>"])
+_LAYER = st.sampled_from(
+  ["{}", "<role_thinking>{}</role_thinking>", "<role_action>{}</role_action>"]
+)
 
 
-@hypothesis.given(st.lists(st.tuples(_LAYER, _TEXT), min_size=1, max_size=4), _TEXT, st.booleans())
+@hypothesis.given(
+  st.lists(st.tuples(_LAYER, _TEXT), min_size=1, max_size=4), _TEXT, st.booleans()
+)
 def test_whatever_the_text_the_evidence_stands_at_its_place(parts, plan, chinese):
   reply = "".join(layer.format(text) for layer, text in parts)
   language = "zh" if chinese else "en"
@@ -185,7 +190,9 @@ def test_a_page_of_one_word_takes_no_time():
 
   scene, _ = _scene({"reply": "no " * 40_000 + ".", "plan": "no " * 40_000})
   start = time.process_time()
-  assert {"repetition", "reply_in_plan"} <= {f.name for f in quality.check(scene)} | {"reply_in_plan"}
+  assert {"repetition", "reply_in_plan"} <= {f.name for f in quality.check(scene)} | {
+    "reply_in_plan"
+  }
   assert time.process_time() - start < 5
 
 
