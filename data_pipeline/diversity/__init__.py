@@ -179,12 +179,16 @@ class Layouts:
       "layouts": len(self.counts),
       "entropy_bits": bits,
       # Of the entropy that as many layouts could have at most.
-      "evenness": bits / math.log2(len(self.counts)) if bits is not None and len(self.counts) > 1 else None,
+      "evenness": bits / math.log2(len(self.counts)) if bits else None,
       "top_share": top[0][1] / total if top else None,
       "top": [{"layout": name, "replies": n, "share": n / total} for name, n in top],
-      "longest_run": {"layout": self.longest[0], "turns": self.longest[1], "scene": self.longest_in},
+      "longest_run": {
+        "layout": self.longest[0],
+        "turns": self.longest[1],
+        "scene": self.longest_in,
+      },
       "beyond_two_in_a_row": self.monotonous / total if total else None,
-    }  # fmt: skip
+    }
 
 
 class Diversity:
@@ -331,7 +335,8 @@ def text_of(report: Mapping[str, Any], name: str) -> str:
     lines.append(f"{'replies that the edit changed':28}{report['edit']['changed']:>17.1%}")
   top = report["layouts"]["top"]
   lines += ["", "most frequent: " + ", ".join(f"{t['layout']} {t['share']:.1%}" for t in top)]
-  lines += ["", f"{'wording':28}{'sampled':>9}{'self-BLEU-4':>13}" + "".join(f"{f'distinct-{n}':>12}" for n in (1, 2, 3))]  # fmt: skip
+  heads = "".join(f"{f'distinct-{n}':>12}" for n in (1, 2, 3))
+  lines += ["", f"{'wording':28}{'sampled':>9}{'self-BLEU-4':>13}{heads}"]
   for language, kinds in report["wording"].items():
     for kind, w in kinds.items():
       figures = "".join(f"{_number(w[f'distinct_{n}'], '.3f'):>12}" for n in (1, 2, 3))

@@ -17,8 +17,9 @@ from her_jax.roleplay import jsonl, schema
 from her_jax.roleplay.jsonl import DataError
 
 _JSON = flags.DEFINE_string("json", None, "File for the report as JSON")
-_SAMPLE = flags.DEFINE_integer("sample", diversity.SAMPLE, "Replies of a language whose wording is held "
-                               "against each other", 2)  # fmt: skip
+_SAMPLE = flags.DEFINE_integer(
+  "sample", diversity.SAMPLE, "Replies of a language that are held against each other", 2
+)
 _LENIENT = flags.DEFINE_bool("lenient", False, "Count lines that can't be read and go on")
 
 

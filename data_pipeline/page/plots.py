@@ -1,4 +1,4 @@
-"""Small plots as inline SVG in the page's colours. Width 360, so that a phone shows them whole."""
+"""Small plots as inline SVG in the page's colours, no wider than a phone."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -41,7 +41,7 @@ def layouts(report: Mapping[str, Any]) -> markupsafe.Markup | None:
 
 
 def lengths(report: Mapping[str, Any]) -> markupsafe.Markup | None:
-  """For each language and layer a box of the middle half, whiskers from 5 to 95 %, the median."""
+  """For each language and layer a box of the middle half, whiskers to 5 and 95 %, the median."""
   rows = [
     (f"{kind}, {_LANGUAGES.get(language, language)}", found)
     for language, kinds in report["lengths"].items()

@@ -1,4 +1,4 @@
-"""A scene as the page shows it: layers and plans in pieces, with the evidence of flags marked."""
+"""A scene as the page shows it: layers and plans in pieces, with the evidence marked."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -103,7 +103,7 @@ def _start(text: str, place: int) -> int:
 
 
 def pieces(text: str, place: int, flags: Sequence[Flag]) -> list[dict[str, Any]]:
-  """A text cut where evidence begins and ends, each piece with the flags that it is evidence of.
+  """A text cut where evidence begins and ends, each piece with the flags that it is of.
 
   Args:
     place: of the text in its field, by which flags count.

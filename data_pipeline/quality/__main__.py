@@ -2,8 +2,8 @@
 
     python -m data_pipeline.quality scenes.jsonl --json=quality.json --flags=flags.jsonl
 
-Ends with exit code 1 if one of the flags of --fail fires on more than --most of the turns (or of
-the plans) that can have it, with 2 if a line can't be read. With --lenient such lines are
+Ends with exit code 1 if one of the flags of --fail fires on more than --most of the turns (or
+of the plans) that can have it, with 2 if a line can't be read. With --lenient such lines are
 counted and left out. `data_pipeline.page` shows the flags in their scenes.
 """
 

@@ -7,7 +7,7 @@ of which only some passages are given may name people in the others: so only wha
 own passage lacks is looked at, and scenes without a passage are held to their turns alone.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import re
 
@@ -64,17 +64,15 @@ class Book:
     self._runs: dict[int, int] = {}
     people = sorted({name for passage in passages for name in passage.names})
     forms = [form for own in name_forms(people).values() for form in own]
-    for passage in passages:
+    # From the last to the first, so that of one name or run the earliest place stays.
+    for passage in sorted(passages, key=self.place, reverse=True):
       place = self.place(passage)
       found = {form for form in forms if form in passage.text}
       if passage.language == "en":
         found |= {m[0] for m in _NAME.finditer(passage.text)} - _COMMON
-      for name in found:
-        self._names[name] = min(place, self._names.get(name, place))
-      # The hash alone is kept: of 64 bits, among some hundred thousand.
-      for run in runs(plain_words(passage.text), QUOTE[passage.language]):
-        key = hash(run)
-        self._runs[key] = min(place, self._runs.get(key, place))
+      self._names.update(dict.fromkeys(found, place))
+      words = plain_words(passage.text)
+      self._runs.update(dict.fromkeys(_hashes(words, QUOTE[passage.language]), place))
 
   def place(self, passage: Passage) -> int:
     """The place of its chapter in the book.
@@ -94,9 +92,21 @@ class Book:
   def name_first(self, name: str) -> int:
     return self._names[name]
 
-  def run_first(self, run: tuple[str, ...]) -> int:
-    """The chapter that first has a run of words; -1 for none."""
-    return self._runs.get(hash(run), -1)
+  def quote_after(self, place: int, words: Sequence[str], size: int) -> tuple[int, int] | None:
+    """The first run of `size` words that no chapter up to `place` has and a later one does.
+
+    Returns:
+      where the run begins in `words`, and the chapter's place.
+    """
+    for i, key in enumerate(_hashes(words, size)):
+      if (first := self._runs.get(key, -1)) > place:
+        return i, first
+    return None
+
+
+def _hashes(words: Sequence[str], size: int) -> Iterator[int]:
+  """Hashes of all runs: of 64 bits, so that those of a book's some hundred thousand differ."""
+  return map(hash, zip(*(words[i:] for i in range(size)), strict=False))
 
 
 def _key(passage: Passage) -> str:
@@ -170,10 +180,9 @@ def _quotes_later_turn(
 ) -> Flag | None:
   words = turn.plan_words
   plain = tuple(word for _, _, word in words)
-  own = runs(turn.plain, size)
   for i in range(len(words) - size + 1):
     run = plain[i : i + size]
-    if first.get(run, -1) > turn.index and run not in own:
+    if first.get(run, -1) > turn.index and run not in runs(turn.plain, size):
       end = i + size
       while end < len(words) and first.get(plain[end - size + 1 : end + 1], -1) > turn.index:
         end += 1
@@ -208,12 +217,12 @@ class _Later:
   def _quote(
     self, turn: TurnView, field: str, words: tuple[Word, ...], size: int
   ) -> Flag | None:
-    plain = tuple(word for _, _, word in words)
-    for i in range(len(words) - size + 1):
-      if (first := self.book.run_first(plain[i : i + size])) > self.place:
-        why = f"these words are first in {self.book.chapter(first)!r}"
-        return turn.flag("future_knowledge", field, words[i][0], words[i + size - 1][1], why)
-    return None
+    plain = [word for _, _, word in words]
+    if (found := self.book.quote_after(self.place, plain, size)) is None:
+      return None
+    i, chapter = found
+    why = f"these words are first in {self.book.chapter(chapter)!r}"
+    return turn.flag("future_knowledge", field, words[i][0], words[i + size - 1][1], why)
 
 
 def _whole(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Replies that reach beyond their speaker: others' actions, others' words, names from nowhere."""
+"""Replies that reach beyond their speaker: others' deeds, others' words, strange names."""
 
 from collections.abc import Iterator
 import re
@@ -90,9 +90,9 @@ def _ungrounded(turn: TurnView, view: SceneView) -> Flag | None:
   return None
 
 
-# A person in an action: a capitalised name that something is done to, or one with a title, or one
-# who has a hand or a shoulder; in Chinese, where names look like other words, one with the dot of
-# foreign names.
+# A person in an action: a capitalised name that something is done to, or one with a title, or
+# one who has a hand or a shoulder; in Chinese, where names look like other words, one with the
+# dot of foreign names.
 _CAPITALS = r"([A-Z][a-z]{2,}(?: [A-Z][a-z]{2,})?)"
 _PERSON = {
   "en": re.compile(
@@ -118,8 +118,6 @@ def _is_stranger(name: str, turn: TurnView, view: SceneView) -> bool:
   else:  # What stands around a name without blanks is not known to belong to it.
     before, after = name.split("·")
     words = [before[-2:], after[:2]]
-  own = [layer.text for layer in turn.layers if layer.kind != ACTION]
-  elsewhere = [t.turn.reply + t.turn.plan for t in view.turns if t.index != turn.index]
-  known = [view.setting, view.passage, view.trajectory.source, view.trajectory.summary]
-  text = "\n".join([*own, *elsewhere, *known, turn.turn.plan]).lower()
-  return not any(word in text for word in words)
+  # Names that stand somewhere else more often than in this turn's actions alone.
+  acted = "\n".join(layer.text for layer in turn.of(ACTION)).lower()
+  return all(view.everything.count(word) <= acted.count(word) for word in words)

@@ -21,11 +21,11 @@ _LOOP_WORDS = 10
 
 def repetition(view: SceneView) -> Iterator[Flag]:
   said: dict[str, dict[tuple[str, ...], int]] = {}  # speaker -> sentence -> turn
-  heard: dict[str, list[tuple[int, set[tuple[str, ...]]]]] = {}
+  heard: dict[str, dict[tuple[str, ...], int]] = {}
   for turn in view.turns:
     speaker = turn.turn.speaker
     own = said.setdefault(speaker, {})
-    earlier = heard.setdefault(speaker, [])
+    earlier = heard.setdefault(speaker, {})
     spoken = _sentences(turn)
     short = runs(turn.plain, SHORT[view.language])
     flag = _within(turn, spoken, view.language)
@@ -35,7 +35,7 @@ def repetition(view: SceneView) -> Iterator[Flag]:
       yield flag
     for _, _, words in spoken:
       own.setdefault(words, turn.index)
-    earlier.append((turn.index, short))
+    earlier.update(dict.fromkeys(short, turn.index))
 
 
 def _sentences(turn: TurnView) -> list[tuple[int, int, tuple[str, ...]]]:
@@ -94,16 +94,21 @@ def _sentence_again(
 
 
 def _turn_again(
-  turn: TurnView,
-  short: set[tuple[str, ...]],
-  earlier: list[tuple[int, set[tuple[str, ...]]]],
+  turn: TurnView, short: set[tuple[str, ...]], earlier: dict[tuple[str, ...], int]
 ) -> Flag | None:
-  for index, before in earlier if len(short) >= LEAST_SHORT else ():
-    shared = short & before
-    if len(shared) >= LEAST_SHORT and len(shared) >= SHARE * len(short):
-      size = len(next(iter(shared)))
-      places = [i for i in range(len(turn.plain)) if turn.plain[i : i + size] in shared]
+  """`earlier` has each short run of the speaker with the last turn that says it."""
+  if len(short) < LEAST_SHORT:
+    return None
+  by_turn = Counter(earlier[run] for run in short if run in earlier)
+  for index, count in by_turn.most_common(1):
+    if count >= LEAST_SHORT and count >= SHARE * len(short):
+      size = len(next(iter(short)))
+      places = [
+        i
+        for i in range(len(turn.plain) - size + 1)
+        if earlier.get(turn.plain[i : i + size]) == index
+      ]
       start, end = turn.words[places[0]][0], turn.words[places[-1] + size - 1][1]
-      why = f"{len(shared) / len(short):.0%} of its short runs stand in turn {index} too"
+      why = f"{count / len(short):.0%} of its short runs stand in turn {index} too"
       return turn.flag("repetition", "reply", start, end, why)
   return None

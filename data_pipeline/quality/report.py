@@ -123,8 +123,8 @@ def example(flag: Flag, scene: Trajectory, line: int) -> Example:
 def text_of(report: Report, name: str) -> str:
   """The report as a table with examples, for a terminal or a log."""
   told = (
-    f"{name}: {report.scene_count} scenes, {report.turn_count} turns, {report.plan_count} plans;"
-    f" {report.clean_scenes} scenes without a flag"
+    f"{name}: {report.scene_count} scenes, {report.turn_count} turns,"
+    f" {report.plan_count} plans; {report.clean_scenes} scenes without a flag"
   )
   lines = [told]
   if report.unreadable_count:
@@ -135,7 +135,8 @@ def text_of(report: Report, name: str) -> str:
     share, of = report.share(flag), "plans" if flag in _OF_PLANS else "turns"
     shown = "–" if share is None else f"{share:.2%}"
     lines.append(
-      f"{flag:26}{report.turns[flag]:8}{report.scenes[flag]:8}{shown:>9}  {of:6} {MEANINGS[flag]}"
+      f"{flag:26}{report.turns[flag]:8}{report.scenes[flag]:8}{shown:>9}"
+      f"  {of:6} {MEANINGS[flag]}"
     )
   for flag in NAMES:
     for e in report.examples[flag]:

@@ -1,11 +1,11 @@
 """The flags of a whole file, scene by scene, in memory that does not grow with it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 import dataclasses
-import json
 import os
+import pickle
 import tempfile
-from typing import IO, Any
+from typing import IO
 
 from data_pipeline import quality
 from data_pipeline.quality import future
@@ -46,30 +46,25 @@ def scan(
     for number, scene in jsonl.each_line(path, schema.trajectory_from_dict, unique=False):
       if isinstance(scene, DataError):
         yield DataError(f"{path}:{number}{scene}")
-      elif scene.source and "future_knowledge" in only and future.passage_of(scene):
+        continue
+      passage = future.passage_of(scene) if "future_knowledge" in only else None
+      if scene.source and passage:
         waiting.setdefault(scene.source, []).append(spool.tell())
-        row = json.dumps([number, schema.to_dict(scene)], ensure_ascii=False)
-        spool.write(row.encode() + b"\n")
+        pickle.dump(passage, spool)
+        pickle.dump((number, scene), spool)
       else:
         yield Scanned(number, scene, quality.check(scene, None, only))
     for places in waiting.values():
-      yield from _book(spool, places, only)
+      # A passage that several scenes share is held once.
+      book = quality.Book(dict.fromkeys(_passage(spool, at) for at in places))
+      for at in places:
+        _passage(spool, at)  # The scene is behind it.
+        number, scene = pickle.load(spool)
+        yield Scanned(number, scene, quality.check(scene, book, only))
 
 
-def _book(spool: IO[bytes], places: list[int], only: tuple[str, ...]) -> Iterator[Scanned]:
-  passages = []
-  for _, row in _rows(spool, places):
-    if passage := future.passage_of(schema.build_trajectory(row)):
-      passages.append(passage)
-  # A passage that several scenes share is held once.
-  book = quality.Book(dict.fromkeys(passages))
-  for number, row in _rows(spool, places):
-    scene = schema.build_trajectory(row)
-    yield Scanned(number, scene, quality.check(scene, book, only))
-
-
-def _rows(spool: IO[bytes], places: list[int]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-  for place in places:
-    spool.seek(place)
-    number, row = json.loads(spool.readline())
-    yield number, row
+def _passage(spool: IO[bytes], place: int) -> future.Passage:
+  spool.seek(place)
+  found = pickle.load(spool)  # Of this process's own file, which nobody else can open.
+  assert isinstance(found, future.Passage)
+  return found

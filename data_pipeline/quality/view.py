@@ -102,6 +102,11 @@ class TurnView:
     return (layer for layer in self.layers if layer.kind in kinds)
 
   @functools.cached_property
+  def text(self) -> str:
+    """All layers, a line each: what stands in none of them is looked for once."""
+    return "\n".join(layer.text for layer in self.layers)
+
+  @functools.cached_property
   def words(self) -> tuple[Word, ...]:
     """Of all layers, a wall between two."""
     found: list[Word] = []
@@ -156,6 +161,14 @@ class SceneView:
     """The source's text of the scene, where there is one."""
     found = flags.notes(self.trajectory).get("passage")
     return found if isinstance(found, str) else ""
+
+  @functools.cached_property
+  def everything(self) -> str:
+    """Setting, passage and all turns with their plans, in lower case."""
+    scene = self.trajectory
+    turns = [text for turn in scene.turns for text in (turn.reply, turn.plan)]
+    told = (self.setting, self.passage, scene.source, scene.summary)
+    return "\n".join([*told, *turns]).lower()
 
   @functools.cached_property
   def said(self) -> list[str]:

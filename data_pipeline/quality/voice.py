@@ -68,29 +68,35 @@ def by_name(text: str, speaker: str, view: SceneView) -> tuple[int, int] | None:
 
 
 def analyst_voice(view: SceneView) -> Iterator[Flag]:
+  patterns = wordings.ANALYST[view.language]
   for turn in view.turns:
-    if turn.is_environment:
+    if turn.is_environment or not _any(patterns, turn.text):
       continue
     for layer in turn.of(THINKING, SPEECH):
-      if found := _first(wordings.ANALYST[view.language], layer.text, view, turn.index):
+      if found := _first(patterns, layer.text, view, turn.index):
         start, end = layer.start + found.start(), layer.start + found.end()
         yield turn.flag("analyst_voice", "reply", start, end, "talks of the story as a text")
         break
 
 
 def prompt_words(view: SceneView) -> Iterator[Flag]:
+  patterns = wordings.PROMPT[view.language]
+  of_plans = (*patterns, *wordings.PROMPT_IN_PLAN[view.language])
   for turn in view.turns:
-    texts = [("reply", layer.start, layer.text) for layer in turn.layers]
-    texts.append(("plan", 0, turn.turn.plan))
-    for field, place, text in texts:
-      patterns = [*wordings.PROMPT[view.language]]
-      if field == "plan":
-        patterns += wordings.PROMPT_IN_PLAN[view.language]
-      if found := _first(patterns, text, view, turn.index):
+    texts: list[tuple[str, int, str, Sequence[wordings.Wording]]] = []
+    if _any(patterns, turn.text):
+      texts += [("reply", layer.start, layer.text, patterns) for layer in turn.layers]
+    texts.append(("plan", 0, turn.turn.plan, of_plans))
+    for field, place, text, wanted in texts:
+      if found := _first(wanted, text, view, turn.index):
         start, end = place + found.start(), place + found.end()
         why = "words of an assistant or its instructions"
         yield turn.flag("prompt_words", field, start, end, why)
         break
+
+
+def _any(patterns: Sequence[wordings.Wording], text: str) -> bool:
+  return any(wording.pattern.search(text) for wording in patterns)
 
 
 def _first(

@@ -4,6 +4,7 @@ from collections import Counter
 import dataclasses
 import json
 import pathlib
+import time
 
 import hypothesis
 from hypothesis import strategies as st
@@ -55,7 +56,7 @@ def _scene(case):
   return scene, quality.Book([future.passage_of(scene), *rest])
 
 
-@pytest.mark.parametrize("name, case", _cases())
+@pytest.mark.parametrize("name, case", list(_cases()))
 def test_a_flag_fires_on_faults_and_not_on_look_alikes(name, case):
   scene, book = _scene(case)
   turn = len(case.get("before", []))
@@ -116,7 +117,8 @@ def test_planted_faults_in_the_sample_scenes_are_found():
     if pair.winner != "tie":
       spoilt.setdefault(pair.kind, []).append(_with(by_id[pair.scene], pair.turn, reply=bad))
   assert _share(spoilt["speaks_for_user"], "speaks_for_other") > 0.95
-  assert _share(spoilt["repeats_itself"], "repetition") > 0.8
+  assert _share(spoilt["repeats_itself"], "repetition") > 0.95
+  assert _share(spoilt["breaks_character"], "prompt_words", "analyst_voice") > 0.95
 
 
 def _planned(scenes):
@@ -134,8 +136,8 @@ def _with(scene, i, **fields):
   return dataclasses.replace(scene, turns=tuple(turns)), i
 
 
-def _share(scenes, name):
-  found = [any(f.name == name and f.turn == i for f in quality.check(s)) for s, i in scenes]
+def _share(scenes, *names):
+  found = [any(f.name in names and f.turn == i for f in quality.check(s)) for s, i in scenes]
   return sum(found) / len(found)
 
 
@@ -184,16 +186,16 @@ def test_words_stand_where_they_say(text):
     assert text[start:end].lower().replace("’", "'") == word
 
 
-def test_a_page_of_one_word_takes_no_time():
-  """Costs grow with a text's length, not with its square."""
-  import time
-
-  scene, _ = _scene({"reply": "no " * 40_000 + ".", "plan": "no " * 40_000})
+@pytest.mark.parametrize("turns, words", [(1, 40_000), (4000, 20)])
+def test_costs_grow_with_the_length_and_not_with_its_square(turns, words):
+  """A row of a megabyte, in one turn or in thousands: neither takes long."""
+  case = {"reply": "nay " * words + "<role_action>nods to Wickham</role_action>"}
+  scene, _ = _scene({**case, "plan": "nay " * words})
+  scene = dataclasses.replace(scene, turns=scene.turns * turns)
   start = time.process_time()
-  assert {"repetition", "reply_in_plan"} <= {f.name for f in quality.check(scene)} | {
-    "reply_in_plan"
-  }
-  assert time.process_time() - start < 5
+  found = {flag.name for flag in quality.check(scene)}
+  assert time.process_time() - start < 20
+  assert {"repetition", "reply_in_plan"} <= found
 
 
 @pytest.mark.parametrize(
