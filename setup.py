@@ -93,7 +93,13 @@ setuptools.setup(
     ]
   ),
   package_data={
-    "data_pipeline": ["samples/*", "samples/recorded/*", "synthesis/*.toml"],
+    "data_pipeline": [
+      "samples/*",
+      "samples/recorded/*",
+      "synthesis/*.toml",
+      "page/*.jinja",
+      "page/*.js",
+    ],
     "her_jax": [
       "roleplay/*.jsonl",
       "evaluation/*.jinja",
