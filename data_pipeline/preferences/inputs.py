@@ -45,23 +45,63 @@ class Refused:
     return {"count": self.kinds.total(), "kinds": dict(sorted(self.kinds.items()))}
 
 
-def rows_of(
-  path: str | os.PathLike[str], make: Callable[[Mapping[str, Any]], T], refused: Refused
-) -> Iterator[T]:
-  """Each row of a JSON Lines file, made and checked by `make`.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+  """Where a row stands: file, line (from 1), byte offset and length."""
+
+  path: pathlib.Path
+  line: int
+  offset: int
+  length: int
+
+  def __str__(self) -> str:
+    return f"{self.path}:{self.line}"
+
+  def read(self) -> dict[str, Any]:
+    """The row, which an earlier pass has checked."""
+    with self.path.open("rb") as f:
+      f.seek(self.offset)
+      row = jsonl.parse_json(f.read(self.length))
+    assert isinstance(row, dict)
+    return row
+
+
+def placed_rows(
+  paths: Sequence[str | os.PathLike[str]],
+  make: Callable[[Mapping[str, Any]], T],
+  refused: Refused,
+) -> Iterator[tuple[Place, T]]:
+  """Each row of several files with its place; an `id` stands in one row of all of them.
 
   Raises:
     DataError: with file, line and mend; if lenient, only where no row is left.
   """
-  count = 0
-  for number, made in jsonl.each_line(path, make):
-    if isinstance(made, DataError):
-      refused.add(f"{path}:{number}{made}", made)
-    else:
-      count += 1
-      yield made
-  if not count:
-    raise DataError(f"{path}: holds no usable row; pass a file with some")
+  first: dict[str, Place] = {}
+  for path in map(pathlib.Path, paths):
+    if not path.is_file():
+      raise DataError(f"{path}: no such file; pass an existing JSON Lines file")
+    with path.open("rb") as f:
+      offset = 0
+      for number, raw in enumerate(f, 1):
+        place = Place(path, number, offset, len(raw))
+        offset += len(raw)
+        try:
+          row = jsonl.parse_json(raw)
+          if row is None:
+            continue
+          if not isinstance(row, dict):
+            raise DataError(f"expected one JSON object a line, got {type(row).__name__}")
+          made = make(row)
+          if first.setdefault(row["id"], place) is not place:
+            raise DataError(
+              f"id: {row['id']!r} stands in {first[row['id']]} too; ids must be unique"
+            )
+        except DataError as error:
+          refused.add(f"{place}: {error}", error)
+          continue
+        yield place, made
+  if not first:
+    raise DataError(f"{', '.join(map(str, paths))}: no usable row; pass a file with some")
 
 
 class Scenes:
@@ -73,28 +113,8 @@ class Scenes:
     Raises:
       DataError: with file, line and mend.
     """
-    self._places: dict[str, tuple[pathlib.Path, int, int]] = {}
-    self._refused = refused
-    for path in map(pathlib.Path, paths):
-      if not path.is_file():
-        raise DataError(f"{path}: no such file; pass an existing JSON Lines file")
-      self._index(path)
-    if not self._places:
-      raise DataError(f"{', '.join(map(str, paths))}: no usable scene; pass a file with some")
-
-  def _index(self, path: pathlib.Path) -> None:
-    with path.open("rb") as f:
-      offset = 0
-      for number, raw in enumerate(f, 1):
-        try:
-          scene = _scene(raw)
-          if scene is not None:
-            if scene.id in self._places:
-              raise DataError(f"id: {scene.id!r} stands twice; ids must be unique")
-            self._places[scene.id] = (path, offset, len(raw))
-        except DataError as error:
-          self._refused.add(f"{path}:{number}: {error}", error)
-        offset += len(raw)
+    rows = placed_rows(paths, schema.trajectory_from_dict, refused)
+    self._places = {scene.id: place for place, scene in rows}
 
   def __len__(self) -> int:
     return len(self._places)
@@ -103,35 +123,16 @@ class Scenes:
     return scene in self._places
 
   def __getitem__(self, scene: str) -> Trajectory:
-    return _read_scene(*self._places[scene])
+    return _read_scene(self._places[scene])
 
   def __iter__(self) -> Iterator[Trajectory]:
     """All scenes in the order of the files."""
-    for place in self._places.values():
-      yield _read_scene(*place)
-
-
-def _scene(raw: bytes) -> Trajectory | None:
-  row = jsonl.parse_json(raw)
-  if row is None:
-    return None
-  if not isinstance(row, dict):
-    raise DataError(f"expected one JSON object a line, got {type(row).__name__}")
-  return schema.trajectory_from_dict(row)
+    return map(_read_scene, self._places.values())
 
 
 @functools.lru_cache(maxsize=64)
-def _read_scene(path: pathlib.Path, offset: int, length: int) -> Trajectory:
-  return schema.build_trajectory(row_at(path, offset, length))
-
-
-def row_at(path: pathlib.Path, offset: int, length: int) -> dict[str, Any]:
-  """The JSON object at a place that an earlier pass has checked."""
-  with path.open("rb") as f:
-    f.seek(offset)
-    row = jsonl.parse_json(f.read(length))
-  assert isinstance(row, dict)
-  return row
+def _read_scene(place: Place) -> Trajectory:
+  return schema.build_trajectory(place.read())
 
 
 @contextlib.contextmanager

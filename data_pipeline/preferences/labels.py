@@ -297,7 +297,7 @@ def run(
     inputs.whole_file(f"{out}.judgements.jsonl") as judgements,
     inputs.whole_file(f"{out}.left_out.jsonl") as left_out,
   ):
-    rows = inputs.rows_of(path, fitting, refused)
+    rows = (row for _, row in inputs.placed_rows([path], fitting, refused))
     for labelled in make(rows, asker, settings, teacher, counts):
       for judgement in labelled.judgements:
         inputs.write_row(judgements, judgement)
