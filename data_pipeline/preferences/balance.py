@@ -100,13 +100,18 @@ class Material:
     return schema.pair_from_dict(self.pairs[item.index].place.read())
 
   def make(self, kind: str, item: Item, seed: int) -> PreferencePair | None:
-    """A hard negative out of a pair; see `hard_negatives`."""
+    """A hard negative out of a pair; see `hard_negatives`. None where its class would change."""
     pair = self.pair(item)
     if kind == RELABELLED:
       return hard_negatives.relabelled(pair)
     assert self.scenes is not None
-    made = {SPOILT: hard_negatives.spoilt, LENGTHENED: hard_negatives.lengthened}[kind]
-    return made(pair, self.scenes[pair.scene], random.Random(f"{kind}/{seed}/{pair.id}"))
+    function = {SPOILT: hard_negatives.spoilt, LENGTHENED: hard_negatives.lengthened}[kind]
+    rng = random.Random(f"{kind}/{seed}/{pair.id}")
+    made = function(pair, self.scenes[pair.scene], rng)
+    if made is None:
+      return None
+    wanted = "flipped" if kind == SPOILT else item.kind
+    return made if class_of(made.winner, hard_negatives.principles_of(made)) == wanted else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ nor the length tells anything of the label.
 """
 
 import bisect
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import math
@@ -162,17 +163,16 @@ class _Chooser:
     spare += [choice for choice in material if choice.item.index not in used]
     flipped = by_kind["flipped"] + self._flipped(spare, by_kind["flipped"], plan["flipped"])
     taken["flipped"] = self._decided(flipped, sum(plan["flipped"]), False)
-    choices = []
-    for kind in ("mixed", "all", "flipped"):
-      ordered, rows[kind].taken = self._ordered(taken[kind], plan[kind])
-      choices += ordered
-    ties = self._ties(by_kind["tie"], sum(plan["tie"]))
-    rows["tie"].taken = (len(ties),)
-    choices += ties
-    for choice in choices:
-      if choice.made is not None:
-        made = rows["flipped" if choice in taken["flipped"] else choice.item.kind].made
-        made[choice.made.kind] = made.get(choice.made.kind, 0) + 1
+    taken["tie"] = self._ties(by_kind["tie"], sum(plan["tie"]))
+    choices: list[Choice] = []
+    for kind, chosen in taken.items():
+      made = Counter(choice.made.kind for choice in chosen if choice.made is not None)
+      rows[kind].made = dict(made)
+      if kind == "tie":
+        rows[kind].taken = (len(chosen),)
+      else:
+        chosen, rows[kind].taken = self._ordered(chosen, plan[kind])
+      choices += chosen
     return sorted(choices, key=lambda choice: choice.item.index), list(rows.values())
 
   def _decided(self, choices: list[Choice], count: int, lengthen: bool) -> list[Choice]:
@@ -223,7 +223,7 @@ class _Chooser:
       return self._made_of(list(spare), self._options.flip, count - len(have))[1]
     half = (count + 1) // 2
     room = {sign: half - sum(_sign(c.item.pull) == sign for c in have) for sign in (1, -1)}
-    made = []
+    made: list[Choice] = []
     for choice in spare:
       if max(room.values()) <= 0:
         break
