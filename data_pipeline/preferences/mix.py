@@ -147,8 +147,8 @@ class _Chooser:
       rows[item.kind].had += 1
       rows[item.kind].longer_wins += item.pull > 0
       rows[item.kind].longer_loses += item.pull < 0
-    for choices in by_kind.values():
-      self._rng.shuffle(choices)
+    for material in by_kind.values():
+      self._rng.shuffle(material)
     taken = {
       "mixed": self._decided(by_kind["mixed"], sum(plan["mixed"]), self._options.lengthen)
     }
@@ -203,7 +203,8 @@ class _Chooser:
     self, choices: list[Choice], kind: str, count: int
   ) -> tuple[list[Choice], list[Choice]]:
     """Makes `count` pairs out of the first choices that allow it; the rest, and what was made."""
-    rest, made = [], []
+    rest: list[Choice] = []
+    made: list[Choice] = []
     for choice in choices:
       pair = self._make(kind, choice.item) if len(made) < count else None
       if pair is None:
