@@ -89,7 +89,8 @@ def context_from_dict(row: Mapping[str, Any]) -> Context:
       why = parsed.problems[0] if parsed.problems else "neither speech nor action"
       raise DataError(f"candidates[{i}].reply: {why}; repair the reply or remove it")
     made.append(dataclasses.replace(candidate, repairs=tuple(repairs)))
-  fields["candidates"] = tuple(made)
+  if "candidates" in row:
+    fields["candidates"] = tuple(made)
   missing = row.get("missing", {})
   if not isinstance(missing, Mapping) or not all(type(n) is int for n in missing.values()):
     raise DataError(f"missing: expected counts by cause, got {missing!r}")

@@ -1,7 +1,7 @@
 """Clusters of short texts: TF-IDF, KMeans, and the silhouette for their number.
 
-Chinese is cut into pairs of signs, since it has no blanks; English into stems of words. The same
-texts and seed give the same clusters.
+Chinese is cut into pairs of signs, since it has no blanks, English into words. The same texts and
+seed give the same clusters.
 """
 
 from collections.abc import Sequence

@@ -21,7 +21,7 @@ worth keeping, deletes the rest and adds the lines to the library, which refuses
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import itertools
 import os
@@ -98,7 +98,9 @@ def ask(
 
   counts: Counter[str] = Counter()
   rows = (row for _, row in inputs.placed_rows(paths, fitting, refused))
-  decided = (row for row in rows if _has_winner(row[0], counts))
+  decided: Iterator[tuple[PreferencePair, Trajectory]] = (
+    row for row in rows if _has_winner(row[0], counts)
+  )
   if limit:
     decided = itertools.islice(decided, limit)
   with inputs.whole_file(out) as f:

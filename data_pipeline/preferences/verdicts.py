@@ -10,7 +10,9 @@ from her_jax.roleplay.principles import Principle
 from her_jax.roleplay.schema import Finding
 
 _WINNER_AT_END = re.compile(r"[\s,，;；.。]*\b(?:winner|胜者)\s*(?:cand_[12]|tie)\W*$")
-_ANALYSIS = re.compile(r"^[\W_]*(?:analysis|分析)[\W_]*?[:：]\s*(?P<text>.+)$", re.IGNORECASE)
+_ANALYSIS = re.compile(
+  r"^[\W_]*(?:analysis|分析)[\W_]*?[:：][\s*_]*(?P<text>.+)$", re.IGNORECASE
+)
 
 
 @dataclasses.dataclass(frozen=True)
