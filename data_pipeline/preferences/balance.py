@@ -11,7 +11,8 @@ pairs no source states: "spoilt" gives true labels and is the default; "relabell
 round and is wrong on purpose; "found" takes those alone in which the teacher went against its
 principles.
 
-Each split is balanced on its own; a scene or book in two splits is an error. Written are OUT,
+Each split is balanced on its own. A scene in two splits is an error, and books in two splits are
+named: `data_pipeline.splits` keeps them apart. Written are OUT,
 OUT.judgements.jsonl (of pairs that were taken as they were; `swapped` follows their order) and
 OUT.report.json. The same input and seed give the same files.
 """
@@ -59,12 +60,13 @@ class Material:
 
     Raises:
       DataError: with file, line and mend: a pair is broken, does not fit its scene, or its scene
-        or book stands in two splits.
+        stands in two splits.
     """
     self.scenes = scenes
     self.pairs: list[_Known] = []
     self.repeats = 0
     self._splits: dict[str, str] = {}
+    self._books: dict[str, set[str]] = {}
     seen: set[bytes] = set()
     for place, (pair, kind) in inputs.placed_rows(paths, self._made, refused):
       texts = sorted((pair.candidate_1, pair.candidate_2))
@@ -85,16 +87,19 @@ class Material:
       known = self.scenes
       found = {pair.scene: known[pair.scene]} if pair.scene in known else {}
       schema.check_pair(pair, found)
-    for what, name in (
-      ("scene", pair.scene),
-      ("source", pair.extra.get("her", {}).get("source")),
-    ):
-      if name and self._splits.setdefault(f"{what}:{name}", pair.split) != pair.split:
-        raise DataError(
-          f"split: {pair.split!r}, but other pairs of {what} {name!r} have"
-          f" {self._splits[f'{what}:{name}']!r}; put all of them into one split"
-        )
+    if self._splits.setdefault(pair.scene, pair.split) != pair.split:
+      raise DataError(
+        f"split: {pair.split!r}, but other pairs of scene {pair.scene!r} have"
+        f" {self._splits[pair.scene]!r}; put all of them into one split"
+      )
+    if isinstance(source := pair.extra.get("her", {}).get("source"), str):
+      self._books.setdefault(source, set()).add(pair.split)
     return pair, kind
+
+  @property
+  def shared_books(self) -> list[str]:
+    """Books that stand in two splits: scenes of one story, if not the same context."""
+    return sorted(book for book, splits in self._books.items() if len(splits) > 1)
 
   def pair(self, item: Item) -> PreferencePair:
     return schema.pair_from_dict(self.pairs[item.index].place.read())
@@ -143,8 +148,7 @@ def balance(material: Material, total: int, seed: int, options: Options) -> dict
     else:
       found = mix.choose_whole(items, f"{seed}/{split}", options, memo)
       if not found[0]:
-        _, rows = mix.choose(items, max(len(items), 100), f"{seed}/{split}", options, memo)
-        words = "; ".join(mix.shortages(rows, options))
+        words = "; ".join(mix.shortages(found[1], options))
         raise ConfigError(
           f"split {split!r}: the mix cannot be filled: {words}; or pass --total"
         )
@@ -195,6 +199,7 @@ def run(
     "pairs": len(material.pairs), "taken": len(choices), "seed": seed,
     "splits": {split: _table(part, options) for split, part in balanced.items()},
     "counts": dict(sorted(counts.items())),
+    "books_in_two_splits": material.shared_books,
     "before": before.as_dict(), "after": after.as_dict(), "refused": refused.as_dict(),
   }  # fmt: skip
   inputs.write_report(f"{out}.report.json", report)
@@ -239,6 +244,8 @@ def text_of(report: Mapping[str, Any]) -> str:
       wanted, taken = (" + ".join(map(str, row[name])) for name in ("wanted", "taken"))
       lines.append(f"{row['class']:10}{wanted:>14}{row['had']:9}{taken:>14}  {made}".rstrip())
     lines += [f"missing: {text}" for text in table["missing"]]
+  if books := report["books_in_two_splits"]:
+    lines.append(f"{len(books)} books stand in two splits, such as {books[0]!r}")
   for when in ("before", "after"):
     told = report[when]
     lines.append(

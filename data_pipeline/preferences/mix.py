@@ -7,9 +7,10 @@
     flipped  all that decide for the loser   cand_1 3 %, cand_2 3 %
 
 A pair can be shown in either order, so both cells of a class draw on the same pairs, and the
-order is balanced exactly. Within a class the longer reply loses as often as it wins, and those
-where it loses are chosen to differ in length as much as those where it wins: neither the order
-nor the length tells anything of the label.
+order is balanced exactly. The longer reply loses as often as it wins, and those where it loses are
+chosen to differ in length as much as those where it wins: neither the order nor the length tells
+anything of the label. That holds within each class but for flipped pairs, which are few and may
+lean to one side; the mixed ones then lean to the other.
 """
 
 import bisect
@@ -73,6 +74,24 @@ class Row:
     return sum(self.wanted) - sum(self.taken)
 
 
+def wanted(total: int) -> dict[str, tuple[int, ...]]:
+  """How many pairs each cell gets; they add up to `total`.
+
+  Example:
+    wanted(100)["mixed"] == (30, 30)
+  """
+  cells = [(kind, i, share) for kind, shares in MIX.items() for i, share in enumerate(shares)]
+  counts = {(kind, i): total * share // 1000 for kind, i, share in cells}
+  order = sorted(cells, key=lambda cell: -(total * cell[2] % 1000))
+  for kind, i, _ in order[: total - sum(counts.values())]:
+    counts[kind, i] += 1
+  return {kind: tuple(counts[kind, i] for i in range(len(s))) for kind, s in MIX.items()}
+
+
+# The smallest total of which every cell gets a pair.
+SMALLEST = next(
+  n for n in range(1, 1000) if min(min(cells) for cells in wanted(n).values()) > 0
+)
 # Makes a pair of a kind out of an item's; None where that cannot be done.
 Make = Callable[[str, Item], PreferencePair | None]
 
@@ -92,20 +111,6 @@ class Options:
   flip: str = SPOILT
 
 
-def wanted(total: int) -> dict[str, tuple[int, ...]]:
-  """How many pairs each cell gets; they add up to `total`.
-
-  Example:
-    wanted(100)["mixed"] == (30, 30)
-  """
-  cells = [(kind, i, share) for kind, shares in MIX.items() for i, share in enumerate(shares)]
-  counts = {(kind, i): total * share // 1000 for kind, i, share in cells}
-  order = sorted(cells, key=lambda cell: -(total * cell[2] % 1000))
-  for kind, i, _ in order[: total - sum(counts.values())]:
-    counts[kind, i] += 1
-  return {kind: tuple(counts[kind, i] for i in range(len(s))) for kind, s in MIX.items()}
-
-
 def choose(
   items: Sequence[Item], total: int, seed: int | str, options: Options, make: Make
 ) -> tuple[list[Choice], list[Row]]:
@@ -120,14 +125,19 @@ def choose(
 def choose_whole(
   items: Sequence[Item], seed: int | str, options: Options, make: Make
 ) -> tuple[list[Choice], list[Row]]:
-  """The largest choice found of which every cell is filled; empty where a class cannot be."""
-  total = len(items)
+  """The largest choice found of which every cell has a pair and none is missing.
+
+  Where there is none the choice is empty, and the table that of the smallest one there could be.
+  """
+  total = max(len(items), SMALLEST)
   while True:
     choices, rows = choose(items, total, seed, options, make)
-    if total == 0 or not any(row.missing for row in rows):
+    if not any(row.missing for row in rows):
       return choices, rows
+    if total == SMALLEST:
+      return [], rows
     reach = min(1000 * sum(row.taken) // sum(MIX[row.kind]) for row in rows)
-    total = max(0, min(total - 1, reach + 1))
+    total = max(SMALLEST, min(total - 1, reach + 1))
 
 
 class _Chooser:
@@ -149,20 +159,25 @@ class _Chooser:
       rows[item.kind].longer_loses += item.pull < 0
     for material in by_kind.values():
       self._rng.shuffle(material)
-    taken = {
-      "mixed": self._decided(by_kind["mixed"], sum(plan["mixed"]), self._options.lengthen)
-    }
-    material, spare = by_kind["all"], []
+    taken: dict[str, list[Choice]] = {"mixed": [], "all": [], "flipped": []}
+    pool: list[Choice] = by_kind["all"]
+    spare: list[Choice] = []
     lacking = max(0, sum(plan["flipped"]) - len(by_kind["flipped"]))
-    if self._options.flip and len(material) < sum(plan["all"]) + lacking and material:
+    if self._options.flip and pool and len(pool) < sum(plan["all"]) + lacking:
       # Both classes need them and there are too few: each gets its part.
-      keep = round(len(material) * lacking / (sum(plan["all"]) + lacking))
-      material, spare = material[keep:], material[:keep]
-    taken["all"] = self._decided(material, sum(plan["all"]), self._options.lengthen)
-    used = {choice.item.index for choice in taken["all"]}
-    spare += [choice for choice in material if choice.item.index not in used]
+      keep = round(len(pool) * lacking / (sum(plan["all"]) + lacking))
+      pool, spare = pool[keep:], pool[:keep]
+    taken["all"] = self._decided(pool, sum(plan["all"]))
+    spare += _without(pool, taken["all"])
     flipped = by_kind["flipped"] + self._flipped(spare, by_kind["flipped"], plan["flipped"])
-    taken["flipped"] = self._decided(flipped, sum(plan["flipped"]), False)
+    taken["flipped"] = self._leaning(flipped, sum(plan["flipped"]))
+    taken["mixed"] = self._decided(by_kind["mixed"], sum(plan["mixed"]))
+    while self._options.contrast and abs(self._lean) > 1:
+      # More than the mixed pairs could make up for.
+      sign = _sign(self._lean)
+      at = next(i for i, c in enumerate(taken["flipped"]) if _sign(c.item.pull) == sign)
+      del taken["flipped"][at]
+      self._lean -= sign
     taken["tie"] = self._ties(by_kind["tie"], sum(plan["tie"]))
     choices: list[Choice] = []
     for kind, chosen in taken.items():
@@ -175,28 +190,40 @@ class _Chooser:
       choices += chosen
     return sorted(choices, key=lambda choice: choice.item.index), list(rows.values())
 
-  def _decided(self, choices: list[Choice], count: int, lengthen: bool) -> list[Choice]:
-    """Up to `count` of those with a winner, the longer one losing as often as it wins."""
+  def _decided(self, choices: list[Choice], count: int) -> list[Choice]:
+    """Up to `count` of those with a winner, by which the lean so far is made up for."""
     if not self._options.contrast:
       return choices[:count]
-    wins = [choice for choice in choices if choice.item.pull > 0]
-    loses = [choice for choice in choices if choice.item.pull < 0]
-    even = [choice for choice in choices if choice.item.pull == 0]
-    if lengthen:
-      few = min(count // 2 - len(loses), (len(wins) - len(loses)) // 2)
+    wins, loses, even = _by_sign(choices)
+    lean = max(-count, min(count, self._lean))
+    if self._options.lengthen:
+      need = (count - abs(lean)) // 2 + max(0, lean)
+      few = min(need - len(loses), (len(wins) - len(loses) + lean) // 2)
       wins, more = self._made_of(wins, LENGTHENED, few)
       loses = loses + more
-    half = min(len(wins), len(loses), count // 2)
-    taken = _alike(wins, loses, half)
+    # First what makes up, then as many of each, then what is of equal length.
+    taken = (loses if lean > 0 else wins)[: abs(lean)]
+    self._lean -= _sign(lean) * len(taken)
+    wins, loses = _without(wins, taken), _without(loses, taken)
+    taken = taken + _alike(wins, loses, min(len(wins), len(loses), (count - len(taken)) // 2))
     taken += even[: count - len(taken)]
-    if len(taken) < count:  # An odd one, to the side that had fewer so far.
-      used = {choice.item.index for choice in taken}
-      for side, lean in ((loses, -1), (wins, 1)):
-        left = [choice for choice in side if choice.item.index not in used]
-        if left and abs(self._lean + lean) <= 1 and len(taken) < count:
-          taken.append(min(left, key=lambda choice: abs(choice.item.pull)))
-          self._lean += lean
-          break
+    for part, sign in ((loses, -1), (wins, 1)):  # An odd one, to the side that had fewer.
+      left = _without(part, taken)
+      if len(taken) < count and left and abs(self._lean + sign) <= 1:
+        taken.append(min(left, key=lambda choice: abs(choice.item.pull)))
+        self._lean += sign
+        break
+    return taken
+
+  def _leaning(self, choices: list[Choice], count: int) -> list[Choice]:
+    """Up to `count`, as many of either sign as there are; how they lean is kept."""
+    if not self._options.contrast:
+      return choices[:count]
+    wins, loses, even = _by_sign(choices)
+    half = min(len(wins), len(loses), count // 2)
+    taken = (wins[:half] + loses[:half] + even)[:count]
+    taken += (wins[half:] + loses[half:])[: count - len(taken)]
+    self._lean += sum(_sign(choice.item.pull) for choice in taken)
     return taken
 
   def _made_of(
@@ -220,23 +247,22 @@ class _Chooser:
     if not self._options.flip:
       return []
     count = sum(cells)
-    if not self._options.contrast:
-      return self._made_of(list(spare), self._options.flip, count - len(have))[1]
+    # Of each sign first as many as balance, then of any.
     half = (count + 1) // 2
     room = {sign: half - sum(_sign(c.item.pull) == sign for c in have) for sign in (1, -1)}
     made: list[Choice] = []
+    later: list[Choice] = []
     for choice in spare:
-      if max(room.values()) <= 0:
+      if len(made) + len(have) >= count:
         break
-      # Who won loses now; where that side is full, nothing is made in vain.
-      if room.get(-_sign(choice.item.pull), 1) <= 0:
+      # Who won loses now.
+      if self._options.contrast and room.get(-_sign(choice.item.pull), 1) <= 0:
+        later.append(choice)
         continue
-      pair = self._make(self._options.flip, choice.item)
-      if pair is not None:
-        new = _of(pair, choice.item)
+      for new in self._made_of([choice], self._options.flip, 1)[1]:
         made.append(new)
         room[_sign(new.item.pull)] = room.get(_sign(new.item.pull), 0) - 1
-    return made
+    return made + self._made_of(later, self._options.flip, count - len(made) - len(have))[1]
 
   def _ordered(
     self, choices: Sequence[Choice], cells: tuple[int, ...]
@@ -269,6 +295,19 @@ class _Chooser:
       first = first != (choice.item.ratio != 0)
       made.append(dataclasses.replace(choice, swap=swap))
     return made
+
+
+def _by_sign(choices: Iterable[Choice]) -> tuple[list[Choice], list[Choice], list[Choice]]:
+  """Those where the longer reply wins, where it loses, and of equal lengths."""
+  parts: dict[int, list[Choice]] = {1: [], -1: [], 0: []}
+  for choice in choices:
+    parts[_sign(choice.item.pull)].append(choice)
+  return parts[1], parts[-1], parts[0]
+
+
+def _without(choices: Iterable[Choice], taken: Iterable[Choice]) -> list[Choice]:
+  used = {choice.item.index for choice in taken}
+  return [choice for choice in choices if choice.item.index not in used]
 
 
 def _alike(one: Sequence[Choice], other: Sequence[Choice], count: int) -> list[Choice]:

@@ -140,7 +140,7 @@ def test_what_is_missing_is_counted_by_cause_and_asked_for_once_more(tmp_path):
   contexts = len(rows(path))
   assert report["counts"]["missing: length"] == contexts
   assert report["counts"]["contexts with fewer than two candidates"] == contexts
-  tries = {name: tokens for name, tokens in asked}
+  tries = dict(asked)
   first = f"candidates/{scene.id}/{scene.trained_turns()[0]}"
   assert tries[f"{first}/0"] == 8 and tries[f"{first}/0/retry1"] == 16
   assert f"{first}/1/retry1" in tries and tries[f"{first}/4/retry1"] == 8

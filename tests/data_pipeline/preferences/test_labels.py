@@ -227,7 +227,7 @@ def test_no_hidden_layer_reaches_the_teacher(tmp_path):
   scenes = []
   for scene in FEW:
     turns = []
-    for i, turn in enumerate(scene.turns):
+    for turn in scene.turns:
       hidden = f"<role_thinking>{secret}_{turn.speaker}</role_thinking>"
       turns.append(
         dataclasses.replace(
