@@ -1,0 +1,183 @@
+"""Pairs made of labelled ones where a mix lacks them, right by construction.
+
+`lengthened`: the loser goes on with what its speaker has said before, until it is the longer
+reply and loses all the same. `spoilt`: the winner by all principles that were named is given one
+fault of another kind (see `corruptions`), so that counting principles misleads: who alone breaks
+a principle loses. Both keep candidates in their places, and say in `kind` how they came about.
+"""
+
+import dataclasses
+import math
+import random
+from typing import Any
+
+from data_pipeline.preferences import corruptions
+from data_pipeline.preferences.lengths import log_ratio
+from her_jax.roleplay import grammar, judging
+from her_jax.roleplay.judging import swap
+from her_jax.roleplay.schema import DataError, PreferencePair, Trajectory
+
+LENGTHENED, SPOILT, RELABELLED = "lengthened", "spoilt", "relabelled"
+_REPEATS = "no-repetition"
+# Faults of one place that leave the rest of a reply as it was.
+_FAULTS = ("breaks_character", "speaks_for_user", "knows_future", "thoughts_aloud")
+_LEAST_RATIO = 0.1  # ln of how much longer a lengthened loser is at least: a tenth.
+_MOST_RATIO = 1.0
+
+
+def principles_of(pair: PreferencePair) -> list[tuple[str, str]]:
+  """(principle, winner) of a pair: what the teacher found, or what follows from violations.
+
+  Raises:
+    DataError: `her.principles` is no list of such.
+  """
+  her = pair.extra.get("her", {})
+  if not isinstance(her, dict):
+    raise DataError(f"her: expected an object, got {type(her).__name__}")
+  found = her.get("principles")
+  if found is None:
+    one, two = set(pair.violates_1), set(pair.violates_2)
+    named = dict.fromkeys([*pair.violates_1, *pair.violates_2])
+    sides = {(True, False): "cand_2", (False, True): "cand_1", (True, True): "tie"}
+    return [(p, sides[p in one, p in two]) for p in named]
+  winners = ("cand_1", "cand_2", "tie")
+  if not isinstance(found, list) or not all(
+    isinstance(e, list) and len(e) == 2 and isinstance(e[0], str) and e[1] in winners
+    for e in found
+  ):
+    raise DataError(
+      "her.principles: expected a list of [principle, winner] with cand_1, cand_2 or tie as"
+      " winner; label the pair anew"
+    )
+  return [(e[0], e[1]) for e in found]
+
+
+def swapped(pair: PreferencePair) -> PreferencePair:
+  """The same pair with its candidates in the other order, and all that is said of them."""
+  her: dict[str, Any] = dict(pair.extra.get("her", {}))
+  if "principles" in her:
+    her["principles"] = [[p, swap(w)] for p, w in her["principles"]]
+  if "verdicts" in her:
+    her["verdicts"] = [swap(w) for w in her["verdicts"]]
+  if "breaks" in her:
+    her["breaks"] = [her["breaks"][0], swap(her["breaks"][1])]
+  if "candidates" in her:
+    her["candidates"] = her["candidates"][::-1]
+  return dataclasses.replace(
+    pair,
+    candidate_1=pair.candidate_2,
+    candidate_2=pair.candidate_1,
+    winner=swap(pair.winner) or pair.winner,
+    violates_1=pair.violates_2,
+    violates_2=pair.violates_1,
+    extra={**pair.extra, **({"her": her} if her else {})},
+  )
+
+
+def lengthened(
+  pair: PreferencePair, scene: Trajectory, rng: random.Random
+) -> PreferencePair | None:
+  """The pair with a loser that is longer than the winner by as much as it was shorter.
+
+  Its additions are earlier speech of the same character, or, where there is none, its own
+  longest stretch again: it breaks `no-repetition`, and no word in it is foreign to the scene.
+  None where nothing is spoken.
+  """
+  loser = swap(pair.winner)
+  if loser in (None, pair.winner):
+    return None
+  texts = {"cand_1": pair.candidate_1, "cand_2": pair.candidate_2}
+  winning, losing = texts[pair.winner], texts[loser or ""]
+  ratio = abs(log_ratio(len(winning), len(losing)))
+  ratio = min(max(ratio, _LEAST_RATIO), _MOST_RATIO)
+  wanted = math.ceil(len(winning) * math.exp(ratio))
+  speaker = scene.turns[pair.turn].speaker
+  earlier = [
+    stretch
+    for turn in scene.turns[: pair.turn]
+    if turn.speaker == speaker
+    for stretch in _spoken(turn.reply)
+  ]
+  pieces = earlier or sorted(_spoken(losing), key=len)[-1:]
+  if not pieces:
+    return None
+  rng.shuffle(pieces)
+  text, i = losing, 0
+  blank = "" if scene.language == "zh" else " "
+  while len(text) < wanted:
+    text += blank + pieces[i % len(pieces)]
+    i += 1
+  return _made(pair, loser or "", text, pair.winner, _REPEATS, LENGTHENED)
+
+
+def spoilt(
+  pair: PreferencePair, scene: Trajectory, rng: random.Random
+) -> PreferencePair | None:
+  """The pair with a fault in its winner that the principles named say nothing of: it loses.
+
+  None where every fault is among them, or none can be set into the reply.
+  """
+  loser = swap(pair.winner)
+  if loser in (None, pair.winner):
+    return None
+  named = {p for p, _ in principles_of(pair)} | {*pair.violates_1, *pair.violates_2}
+  winning = pair.candidate_1 if pair.winner == "cand_1" else pair.candidate_2
+  turns = list(scene.turns)
+  turns[pair.turn] = dataclasses.replace(turns[pair.turn], reply=winning, plan="")
+  scene = dataclasses.replace(scene, turns=tuple(turns))
+  for kind in rng.sample(_FAULTS, len(_FAULTS)):
+    corrupt, (principle,) = corruptions.CORRUPTIONS[kind]
+    if principle in named:
+      continue
+    text = corrupt(scene, pair.turn, rng, ())
+    if text is not None and " ".join(text.split()) != " ".join(winning.split()):
+      text = judging.candidate_text(text, turns[pair.turn].speaker)
+      return _made(pair, pair.winner, text, loser or "", principle, SPOILT)
+  return None
+
+
+def relabelled(pair: PreferencePair) -> PreferencePair:
+  """The pair with the other label, against all its principles: wrong, and marked as such."""
+  her = {**pair.extra.get("her", {}), "principles": [list(e) for e in principles_of(pair)]}
+  return dataclasses.replace(
+    pair,
+    id=f"{pair.id}/{RELABELLED}",
+    winner=swap(pair.winner) or pair.winner,
+    kind=RELABELLED,
+    extra={**pair.extra, "her": her},
+  )
+
+
+def _spoken(reply: str) -> list[str]:
+  return [
+    segment.text.strip()
+    for segment in grammar.parse(reply).segments
+    if segment.kind == grammar.SPEECH and segment.text.strip()
+  ]
+
+
+def _made(
+  pair: PreferencePair, side: str, text: str, winner: str, principle: str, kind: str
+) -> PreferencePair:
+  """The pair with `text` for candidate `side`, which now breaks `principle` too.
+
+  The principles stay what was found of the texts as they were, but for `principle` itself.
+  """
+  principles = [[p, swap(side) if p == principle else w] for p, w in principles_of(pair)]
+  her: dict[str, Any] = {**pair.extra.get("her", {}), "principles": principles, "of": pair.id}
+  her["breaks"] = [principle, side]
+  her.pop("verdicts", None)  # Nobody has judged this text.
+  first = side == "cand_1"
+  mine = pair.violates_1 if first else pair.violates_2
+  broken = tuple(dict.fromkeys([*mine, principle]))
+  return dataclasses.replace(
+    pair,
+    id=f"{pair.id}/{kind}",
+    candidate_1=text if first else pair.candidate_1,
+    candidate_2=pair.candidate_2 if first else text,
+    winner=winner,
+    kind=kind,
+    violates_1=broken if first else pair.violates_1,
+    violates_2=pair.violates_2 if first else broken,
+    extra={**pair.extra, "her": her},
+  )
