@@ -11,11 +11,11 @@ from her_jax.roleplay.tags import ACTION, SPEECH
 # An action has one actor, its speaker, who is not named in it. A sentence that begins with
 # another's name and a verb is that other's action; "watches as Una leaves" is the watcher's.
 _BEGIN = re.compile(
-  r"(?:^|[.;!?。；，,！？]['\"’”]?\s*|\n\s*|\band then |\bwhile )"
+  rf"(?:^|(?:{wordings.FULL_STOP}|[;。；，,！？])['\"’”]?\s*|\n\s*|\band then |\bwhile )"
   r"(?:[Tt]he |Mr\.? |Mrs\.? |Miss |Ms\.? |Dr\.? |Sir |Lady |Lord |Captain |Count )?"
 )
 # Where a line or a sentence of speech begins, which may be in the name of another.
-_LINE = re.compile(r"(?:^|\n|[.!?。！？…][\"”’」]?)\s*")
+_LINE = re.compile(rf"(?:^|\n|(?:{wordings.FULL_STOP}|[。！？])[\"”’」]?)\s*")
 _COLON = re.compile(r"\s*[:：]")
 _SPEAKS = {
   "en": re.compile(
@@ -98,7 +98,7 @@ _PERSON = {
   "en": re.compile(
     r"\b(?:to|at|toward|towards|with|beside|behind|past|near|against|from|kisses|hugs|embraces"
     r"|hands|gives|slaps|shakes|pats|follows|meets|pushes|helps|strokes|nudges|joins|faces|passes"
-    rf"|watches|seizes|grabs|touches) {_CAPITALS}(?![-\w]| (?:Street|Road|House|Hall|Square|Court"
+    rf"|watches|seizes|grabs|touches)(?: (?:Mr|Mrs|Ms|Dr)\.)? {_CAPITALS}(?![-\w]| (?:Street|Road|House|Hall|Square|Court"
     r"|Bridge|River|Sea|Station|Island|Day|Night))(?:(?=[,.;]?$|[,.;] )|(?= (?:with|by|on|in|as"
     r"|and|the|a|an|across|over|again|for|out|into|from|[a-z]+ly)\b))"
     rf"|\b(?:Mr|Mrs|Miss|Ms|Dr|Lady|Lord)\b\.? {_CAPITALS}"

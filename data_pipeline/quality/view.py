@@ -248,11 +248,14 @@ def sentences(text: str) -> Iterator[tuple[int, int]]:
   Example:
     list(sentences("No. Sit down!")) == [(0, 2), (4, 12)]
   """
-  for match in re.finditer(r"[^.!?。！？…\n]+", text):
+  for match in _SENTENCE.finditer(text):
     inside = match[0].strip(" \t\"'“”‘’「」—–-，,")
     if inside:
       start = match.start() + match[0].index(inside)
       yield start, start + len(inside)
+
+
+_SENTENCE = re.compile(r"(?:[^.!?。！？…\n]|(?<=\bMr)\.|(?<=\bMrs)\.|(?<=\bDr)\.)+")
 
 
 def outside_quotes(text: str) -> str:

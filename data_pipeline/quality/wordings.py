@@ -33,6 +33,9 @@ def _alternatives(pattern: str) -> list[str]:
   return re.split(r"\|(?=\\b)", pattern)
 
 
+# What ends a sentence, which the point of "Mr." does not.
+FULL_STOP = r"(?:[!?…]|(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)\.)"
+
 # ---- The plan's first person. "My lord" is a form of address, a mine may be one of coal, and in
 # Chinese "自我" and its like are words of their own.
 FIRST_PERSON = {
@@ -72,10 +75,10 @@ OWN_VOICE = {
 }
 
 # ---- Thoughts that tell of their thinker: what stands before the thinker's name, and behind it.
+# No title stands before it that is not part of it: to Elizabeth Bennet, Mrs Bennet is another.
 BEFORE_NAME = {
   "en": re.compile(
-    r"(?:^|[.!?…]['\"’”]*\s+|\n)\s*(?:[A-Z][a-z]+ly,? |Then |But |And |Still,? |Now,? )?"
-    r"(?:(?:Mr|Mrs|Miss|Ms|Dr|Sir|Lady|Lord|Captain|Count)\.? )?"
+    rf"(?:^|{FULL_STOP}['\"’”]*\s+|\n)\s*(?:[A-Z][a-z]+ly,? |Then |But |And |Still,? |Now,? )?"
   ),
   "zh": re.compile(r"(?:^|[。！？…；，\n])\s*"),
 }
@@ -165,8 +168,11 @@ ANALYST = {
     _any(
       r"\b(?:the|my|this|his|her|our|your) character(?:['’]s (?:motivations?|feelings?|emotions?"
       r"|voice|perspective|inner|personality|background|reaction|state|goals?)"
-      r"|,? (?:would|will|should|must|might|could|is (?:feeling|thinking|trying|supposed|torn"
-      r"|about)|feels|thinks|wants|needs|speaks|reacts|responds|reveals|probably|has to))\b",
+      r")\b",
+      # Somebody's character is also what they are worth: "her character will suffer".
+      r"\b(?:the|my|this) character (?:would|will|should|must|might|could|is (?:feeling|thinking"
+      r"|trying|supposed|torn|about)|feels|thinks|wants|needs|speaks|reacts|responds|reveals"
+      r"|probably|has to)\b(?! (?:be (?:\w+ed|lost|torn|known)|suffer|bear|speak for))",
       r"\bas (?:a|the|this) (?:fictional )?character\b(?! (?:witness|reference))",
       r"\bin character (?:as|for|here)\b",
       unless=_STAGE,
@@ -310,5 +316,5 @@ NO_PERSON = frozenset(
   " miss mister doctor captain majesty highness grace worship honour honor environment everyone"
   " nobody somebody someone silence then with without still slowly quietly gently suddenly after"
   " before when while once nothing something one two three both each all another other others"
-  " his her their its this that these those here there now not never only just".split()
+  " mr mrs ms dr st his her their its this that these those here there now not never only just".split()
 )

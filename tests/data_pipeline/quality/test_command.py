@@ -159,3 +159,14 @@ def test_a_line_that_is_no_scene_comes_as_its_fault(tmp_path):
   path.write_text("[]\n", encoding="utf-8")
   (fault,) = scan.scan(path)
   assert isinstance(fault, DataError) and str(fault).startswith(f"{path}:1: expected one JSON")
+
+
+def test_the_tools_load_no_jax():
+  code = (
+    "import sys, data_pipeline.quality.scan, data_pipeline.diversity, data_pipeline.page\n"
+    "print(sorted({'jax', 'flax', 'torch', 'matplotlib', 'numpy'} & set(sys.modules)))"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  )
+  assert done.stdout.strip() == "[]"

@@ -4,6 +4,7 @@ from collections import Counter
 import dataclasses
 import json
 import pathlib
+import re
 import time
 
 import hypothesis
@@ -103,6 +104,28 @@ def test_what_fires_on_real_dialogues_is_right(real_data):
     ("speaks_for_other", "Wuthering Heights", 11),
   }
   assert set(found) == right
+
+
+def test_a_whole_novel_has_no_fault_of_a_model(real_data):
+  """Real speech and narration of 1813, in turns of two people: none talks as an assistant."""
+  text = real_data("pride_and_prejudice.txt").read_text(encoding="utf-8")
+  text = re.sub(r"[<>\[\]_]", "", text[text.index("It is a truth") :])
+  parts = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
+  parts = [part for part in parts if 40 < len(part) < 1500]
+  assert len(parts) > 5000
+  people = (schema.Character("Elizabeth Bennet"), schema.Character("Mr. Darcy"))
+  found = Counter()
+  for layer in ("{}", "<role_thinking>{}</role_thinking> Well."):
+    for at in range(0, len(parts), 10):
+      turns = tuple(
+        schema.Turn(people[i % 2].name, layer.format(part))
+        for i, part in enumerate(parts[at : at + 10])
+      )
+      scene = schema.Trajectory("x", "A house in the country.", people, turns=turns)
+      found.update((flag.name, flag.evidence) for flag in quality.check(scene))
+  narrated = {name for name, _ in found} - {"thought_not_first_person"}
+  # Narration as a thought tells of its thinker, and is the only thing that may be flagged.
+  assert not narrated, found
 
 
 def test_planted_faults_in_the_sample_scenes_are_found():
