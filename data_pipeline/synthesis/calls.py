@@ -9,11 +9,8 @@ from her_jax.errors import ConfigError
 from her_jax.llm.client import Failure, Reply, Request
 
 _K = TypeVar("_K")
-# After these no other call can succeed.
-_FATAL = {
-  "budget": "raise --config.budget",
-  "auth": "mend the key of the endpoint",
-}
+# After these no other call can succeed; what mends them their message says.
+_FATAL = {"budget", "auth"}
 _TRANSPORT = {"timeout", "rate_limit", "connection", "server"}
 
 
@@ -86,7 +83,7 @@ class Runner:
         while ended:
           yield ended.popleft()
       if why:
-        raise Stopped(f"{why[0]}, and start the same command again: what is done is kept")
+        raise Stopped(f"{why[0]}; then start the same command again: what is done is kept")
       while ended:
         yield ended.popleft()
       more = bool(follow_ups)
@@ -96,7 +93,7 @@ class Runner:
       self._failed_in_a_row = 0
       return ""
     if result.cause in _FATAL:
-      return f"{result.cause}: {result.message}; {_FATAL[result.cause]}"
+      return f"{result.cause}: {result.message}"
     if result.cause in _TRANSPORT:
       self._failed_in_a_row += 1
       if self._failed_in_a_row >= self.give_up_after:

@@ -209,6 +209,8 @@ class RoleThinking:
     if parsed.status != "ok" or parsed.plan is not None or parsed.is_empty:
       raise Rejected("bad_tags", key)
     old = grammar.parse(turn.reply)
+    if not set(old.layout()) - {"S"} <= set(parsed.layout()):
+      raise Rejected("layer_lost", key)
     change = checks.speech_change(old, parsed, turn.speaker)
     allowed = int(self.settings.most_changed * change.total)
     moved = int(self.settings.most_moved * change.total)

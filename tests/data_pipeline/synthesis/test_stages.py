@@ -95,6 +95,7 @@ def _changed(number, **row):
     (_changed(2, text="<role_action>Then empty that bucket.</role_action>"), "speech_changed"),
     (_changed(2, text="<role_thinking>Hm. Then empty that bucket."), "bad_tags"),
     (_changed(2, text="<system_thinking>P</system_thinking>Then empty that bucket."), "bad_tags"),
+    (_changed(0, text="<role_thinking>Wet.</role_thinking> Good morning to you, Bo."), "layer_lost"),
     (_changed(2, text=""), "bad_tags"),
     (_changed(2, text=7), "bad_tags"),
     (_changed(2, reason=" "), "no_reason"),

@@ -222,10 +222,9 @@ def _start(url, workdir):
 def test_killed_at_twenty_moments_it_ends_like_a_run_that_was_not(tmp_path, capsys):
   """Against a server that delays, limits, cuts, refuses and breaks; no call is paid for twice."""
   reply = "tests.data_pipeline.synthesis.scripted_teacher:over_http"
-  # The last three are drawn from one number, so that each share holds those before it.
   faults = {
     "rate_limit": 0.05, "server": 0.05, "cut": 0.05, "broken": 0.05, "delay": 0.02,
-    "refusal": 0.02, "content_filter": 0.05, "length": 0.08,
+    "empty": 0.02, "refusal": 0.03, "content_filter": 0.04, "length": 0.04,
   }  # fmt: skip
   server = lambda name: BadServer(tmp_path / name, reply=reply, faults=faults, seed=5)
   with server("calm") as calm:
@@ -261,6 +260,7 @@ def test_killed_at_twenty_moments_it_ends_like_a_run_that_was_not(tmp_path, caps
     print(f"\n20 kills, {len(again)} calls, each paid for once: {json.dumps(table)}")
 
 
+@pytest.mark.slow
 def test_main_runs_it_with_the_same_results(run_of_samples, tmp_path):
   command = [sys.executable, "-m", "her_jax.main", "--config=configs/synthesize.py:samples"]
   done = subprocess.run(
