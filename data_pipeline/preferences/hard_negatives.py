@@ -7,8 +7,10 @@ a principle loses. Both keep candidates in their places, and say in `kind` how t
 """
 
 import dataclasses
+import itertools
 import math
 import random
+import re
 from typing import Any
 
 from data_pipeline.preferences import corruptions
@@ -21,6 +23,7 @@ LENGTHENED, SPOILT, RELABELLED = "lengthened", "spoilt", "relabelled"
 _REPEATS = "no-repetition"
 # Faults of one place that leave the rest of a reply as it was.
 _FAULTS = ("breaks_character", "speaks_for_user", "knows_future", "thoughts_aloud")
+_SENTENCE = re.compile(r"[^.!?。！？…]*[.!?。！？…]+[\"'”’」]*|[^.!?。！？…]+$")
 _LEAST_RATIO = 0.1  # ln of how much longer a lengthened loser is at least: a tenth.
 _MOST_RATIO = 1.0
 
@@ -97,16 +100,24 @@ def lengthened(
     for turn in scene.turns[: pair.turn]
     if turn.speaker == speaker
     for stretch in _spoken(turn.reply)
+    for stretch in _sentences(stretch)
   ]
-  pieces = earlier or sorted(_spoken(losing), key=len)[-1:]
+  pieces = earlier or _sentences(max(_spoken(losing), key=len, default=""))
   if not pieces:
     return None
-  rng.shuffle(pieces)
-  text, i = losing, 0
   blank = "" if scene.language == "zh" else " "
-  while len(text) < wanted:
-    text += blank + pieces[i % len(pieces)]
-    i += 1
+  rng.shuffle(pieces)
+  text = losing
+  for i in itertools.count():
+    room = wanted - len(text) - len(blank)
+    fitting = [piece for piece in pieces if len(piece) <= room]
+    if fitting:
+      text += blank + fitting[i % len(fitting)]
+      continue
+    last = min(pieces, key=len)
+    if len(text) <= len(winning) or len(last) - room < room + len(blank):
+      text += blank + last
+    break
   return _made(pair, loser or "", text, pair.winner, _REPEATS, LENGTHENED)
 
 
@@ -154,6 +165,10 @@ def _spoken(reply: str) -> list[str]:
     for segment in grammar.parse(reply).segments
     if segment.kind == grammar.SPEECH and segment.text.strip()
   ]
+
+
+def _sentences(text: str) -> list[str]:
+  return [piece.strip() for piece in _SENTENCE.findall(text) if piece.strip()]
 
 
 def _made(

@@ -147,11 +147,12 @@ def test_lengthening_adds_what_the_character_has_said(labelled):
     assert text.startswith(losing) and made.winner == pair.winner
     speaker = scene.turns[pair.turn].speaker
     said = [
-      s.text.strip()
+      sentence
       for t in (*scene.turns[: pair.turn], schema.Turn(speaker, losing))
       if t.speaker == speaker
       for s in grammar.parse(t.reply).segments
-      if s.kind == grammar.SPEECH and s.text.strip()
+      if s.kind == grammar.SPEECH
+      for sentence in hard_negatives._sentences(s.text)
     ]
     rest = text[len(losing) :]
     for piece in sorted(said, key=len, reverse=True):
