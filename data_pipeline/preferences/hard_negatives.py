@@ -24,6 +24,7 @@ _REPEATS = "no-repetition"
 # Faults of one place that leave the rest of a reply as it was.
 _FAULTS = ("breaks_character", "speaks_for_user", "knows_future", "thoughts_aloud")
 _SENTENCE = re.compile(r"[^.!?。！？…]*[.!?。！？…]+[\"'”’」]*|[^.!?。！？…]+$")
+_TRIES = 4  # Some of them draw whether to set a sentence in or to put it in another's place.
 _LEAST_RATIO = 0.1  # ln of how much longer a lengthened loser is at least: a tenth.
 _MOST_RATIO = 1.0
 
@@ -126,7 +127,8 @@ def spoilt(
 ) -> PreferencePair | None:
   """The pair with a fault in its winner that the principles named say nothing of: it loses.
 
-  None where every fault is among them, or none can be set into the reply.
+  All else in it stays, so that what was found of it still holds. None where every fault is among
+  those principles, or none can be set into the reply.
   """
   loser = swap(pair.winner)
   if loser in (None, pair.winner):
@@ -140,10 +142,13 @@ def spoilt(
     corrupt, (principle,) = corruptions.CORRUPTIONS[kind]
     if principle in named:
       continue
-    text = corrupt(scene, pair.turn, rng, ())
-    if text is not None and " ".join(text.split()) != " ".join(winning.split()):
-      text = judging.candidate_text(text, turns[pair.turn].speaker)
-      return _made(pair, pair.winner, text, loser or "", principle, SPOILT)
+    for _ in range(_TRIES):
+      text = corrupt(scene, pair.turn, rng, ())
+      if text is None:
+        break
+      if _plain(text) != _plain(winning) and _is_within(_plain(winning), _plain(text)):
+        text = judging.candidate_text(text, turns[pair.turn].speaker)
+        return _made(pair, pair.winner, text, loser or "", principle, SPOILT)
   return None
 
 
@@ -165,6 +170,20 @@ def _spoken(reply: str) -> list[str]:
     for segment in grammar.parse(reply).segments
     if segment.kind == grammar.SPEECH and segment.text.strip()
   ]
+
+
+def _plain(text: str) -> str:
+  """A reply without its tags and blanks, thoughts marked off, so that spoken ones differ."""
+  marks = {grammar.THINKING: "\0", grammar.ACTION: "\1"}
+  return "".join(
+    f"{marks.get(s.kind, '')}{''.join(s.text.split())}" for s in grammar.parse(text).segments
+  )
+
+
+def _is_within(part: str, whole: str) -> bool:
+  """Whether all signs of `part` stand in `whole`, in their order."""
+  rest = iter(whole)
+  return all(sign in rest for sign in part.replace("\0", "").replace("\1", ""))
 
 
 def _sentences(text: str) -> list[str]:
