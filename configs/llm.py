@@ -25,6 +25,8 @@ def llm(recorded: str = "") -> ml_collections.ConfigDict:
       # Where a run stops sending; 0 is no limit. Prices are dollars for a million tokens.
       "budget_tokens": 0,
       "budget_usd": 0.0,
+      # Whether what earlier runs on the same journal spent counts.
+      "budget_counts_earlier_runs": True,
       "price_in": 0.0,
       "price_out": 0.0,
     }

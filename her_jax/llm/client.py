@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Iterable, Iterator
 import dataclasses
 import hashlib
-import json
 import queue
 import threading
 import time
@@ -23,7 +22,7 @@ from her_jax.llm.messages import Failure, Message, Reply, Request, Sampling, Usa
 from her_jax.llm.report import Report
 
 __all__ = [
-  "Backend", "Client", "Failure", "Message", "Reply", "Request", "Sampling", "Usage", "key",
+  "Backend", "Client", "Failure", "Message", "Reply", "Request", "Sampling", "Usage",
 ]  # fmt: skip
 
 
@@ -38,13 +37,6 @@ class Backend(Protocol):
     ...
 
 
-def key(model: str, request: Request) -> str:
-  """What a call is known by: another model, prompt, sampling or id is another call."""
-  what = [model, dataclasses.asdict(request.sampling), request.id]
-  what += [[message.role, message.content] for message in request.messages]
-  return hashlib.sha256(json.dumps(what, ensure_ascii=True).encode()).hexdigest()
-
-
 class Client:
   """Sends requests side by side, within a budget, and keeps every answer."""
 
@@ -54,118 +46,153 @@ class Client:
     journal: Journal | None = None,
     budget: Budget | None = None,
     concurrency: int = 8,
+    drain_s: float = 60.0,
   ):
-    """Args as the class says; `concurrency` is the number of calls under way at most."""
+    """Args as the class says.
+
+    concurrency: Calls under way at most.
+    drain_s: How long calls under way may take to end, when whoever iterates over the answers
+      stops or the run fails: they are paid for. After it they are given up, and are in doubt.
+    """
     self.backend = backend
     self.concurrency = concurrency
-    self.report = Report(in_doubt=journal.in_doubt if journal else 0)
-    self._journal, self._budget = journal, budget or Budget()
+    self.report = Report(in_doubt=0 if journal is None else journal.in_doubt)
+    self._journal, self._budget, self._drain = journal, budget or Budget(), drain_s
     if journal is not None:
-      self._budget.spend(journal.spent)
+      self._budget.begin(journal)
 
-  def complete(
-    self, requests: Iterable[Request]
-  ) -> Iterator[tuple[Request, Reply | Failure]]:
+  def complete(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply | Failure]]:
     """Answers, in the order in which they come.
 
-    At most `2 · concurrency` requests are taken from `requests` ahead of what was given back.
-    A reply is given once its record is on disk. Over budget nothing more is sent: what is
-    under way is finished, and the rest comes back as `Failure("budget")`.
+    `requests` is read in the caller's thread, as answers are asked for: at most
+    `2 · concurrency` ahead of those that were given. A reply is given once its record is on
+    disk. Over budget nothing more is sent: what is under way is finished, and the rest comes
+    back as `Failure("budget")`.
 
     Raises:
       ConfigError: The endpoint refuses every call: a wrong key, model or address.
       ValueError: Two requests have one id.
     """
-    done: queue.Queue = queue.Queue()
-    room = threading.Semaphore(2 * self.concurrency)
-    stop = threading.Event()
-    worker = threading.Thread(
-      target=lambda: asyncio.run(self._work(iter(requests), done, room, stop)), daemon=True
-    )
-    worker.start()
+    calls = _Calls(self._send, self.concurrency, self._drain, self.backend)
+    source, seen, under_way, more = iter(requests), set[bytes](), 0, True
     try:
-      while (item := done.get()) is not None:
-        if isinstance(item, BaseException):
-          raise item
-        yield item
-        room.release()
-    finally:
-      stop.set()
-      room.release()
-      worker.join()
-
-  async def _work(self, requests, done, room, stop) -> None:
-    """Keeps `concurrency` calls under way; puts answers, or what went wrong, and None."""
-    running: set[asyncio.Task] = set()
-    seen: set[bytes] = set()
-    try:
-      while not stop.is_set():
-        request = None
-        if len(running) < self.concurrency and await _acquired(room, bool(running)):
-          request = next(requests, None)
+      while more or under_way:
+        # One is taken for each that was given; more only while there is nothing to give.
+        taken = 0
+        while more and under_way < 2 * self.concurrency and (not taken or calls.done.empty()):
+          taken += 1
+          request = next(source, None)
           if request is None:
+            more = False
             break
           name = hashlib.blake2b(request.id.encode(), digest_size=16).digest()
           if name in seen:
             raise ValueError(f"two requests have the id {request.id!r}")
           seen.add(name)
-          known = self._known(request)
-          if known is not None:
-            done.put((request, known))
-            await asyncio.sleep(0)
-            continue
-          running.add(asyncio.create_task(self._send(request)))
-          await asyncio.sleep(0)
-        await self._collect(running, done, wait=request is None)
-      while running and not stop.is_set():
-        await self._collect(running, done, wait=True)
-    except BaseException as error:  # Given to the one who iterates.
-      done.put(error)
+          if (reply := self._kept(request)) is not None:
+            yield request, reply
+          else:
+            calls.begin(request)
+            under_way += 1
+        if under_way:
+          answer = calls.done.get()
+          under_way -= 1
+          if isinstance(answer, BaseException):
+            raise answer
+          yield answer
     finally:
-      if running:  # What is under way was paid for: its answer is kept, whoever waits for it.
-        await asyncio.gather(*running, return_exceptions=True)
-      done.put(None)
+      calls.stop()
 
-  async def _collect(self, running: set[asyncio.Task], done: queue.Queue, wait: bool) -> None:
-    if not running:
-      return
-    finished, _ = await asyncio.wait(
-      running, timeout=0.05 if wait else 0, return_when=asyncio.FIRST_COMPLETED
-    )
-    running -= finished
-    for task in finished:
-      done.put(task.result())
-
-  def _known(self, request: Request) -> Reply | Failure | None:
-    """What costs nothing: an answer that is journalled, or the refusal to spend more."""
-    name = key(self.backend.model, request)
-    reply = self._journal.get(name) if self._journal else None
+  def _kept(self, request: Request) -> Reply | None:
+    """A reply that costs nothing, for the journal has it."""
+    if self._journal is None:
+      return None
+    reply = self._journal.get(request.key(self.backend.model))
     if reply is not None:
       self.report.cached(request)
-      return dataclasses.replace(reply, cached=True)
-    if over := self._budget.over():
-      failure = Failure("budget", over)
-      self.report.add(request, failure, 0.0)
-      return failure
-    return None
+      reply = dataclasses.replace(reply, cached=True)
+    return reply
 
   async def _send(self, request: Request) -> tuple[Request, Reply | Failure]:
-    name = key(self.backend.model, request)
+    if over := self._budget.over():
+      refused = Failure("budget", over, attempts=0)
+      self.report.add(request, refused, 0.0)
+      return request, refused
+    key = request.key(self.backend.model)
     loop = asyncio.get_running_loop()
-    if self._journal:
-      await loop.run_in_executor(None, self._journal.begin, name, request)
+    if self._journal is not None:
+      await loop.run_in_executor(None, self._journal.begin, key, request)
     start = time.perf_counter()
     answer = await self.backend.send(request)
+    seconds = time.perf_counter() - start
     self._budget.spend(answer.usage)
-    self.report.add(request, answer, time.perf_counter() - start, self._budget.price(answer.usage))
-    if self._journal:
-      await loop.run_in_executor(None, self._journal.end, name, request, answer)
+    self.report.add(request, answer, seconds, self._budget.price(answer.usage))
+    if self._journal is not None:
+      await loop.run_in_executor(None, self._journal.end, key, request, answer)
     return request, answer
 
 
-async def _acquired(room: threading.Semaphore, busy: bool) -> bool:
-  """Takes a place; without other work it waits a little for one."""
-  if room.acquire(blocking=False):
-    return True
-  await asyncio.sleep(0 if busy else 0.005)
-  return False
+class _Calls:
+  """Calls under way, in an event loop in a thread of its own: no caller can hold them up.
+
+  Attributes:
+    done: What came of each that began: a request with its answer, or an error.
+  """
+
+  def __init__(self, send, concurrency: int, drain_s: float, backend: Backend):
+    self.done: queue.Queue = queue.Queue()
+    self._send, self._backend = send, backend
+    self._concurrency, self._drain = concurrency, drain_s
+    self._asked: queue.SimpleQueue[Request] = queue.SimpleQueue()
+    self._thread: threading.Thread | None = None
+
+  def begin(self, request: Request) -> None:
+    """Sends a request as soon as there is room."""
+    if self._thread is None:  # Not before it is needed: all answers may be in the journal.
+      self._loop = asyncio.new_event_loop()
+      self._news = asyncio.Event()
+      self._stopped = False
+      self._thread = threading.Thread(target=self._run, daemon=True)
+      self._thread.start()
+    self._asked.put(request)
+    self._loop.call_soon_threadsafe(self._news.set)
+
+  def stop(self) -> None:
+    """Sends nothing more, and waits for what is under way."""
+    if self._thread is None:
+      return
+    self._stopped = True
+    self._loop.call_soon_threadsafe(self._news.set)
+    self._thread.join()
+
+  def _run(self) -> None:
+    try:
+      with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+        runner.run(self._work())
+    except BaseException as error:  # Or the caller would wait for ever.
+      self.done.put(error)
+
+  async def _work(self) -> None:
+    running: set[asyncio.Task] = set()
+    try:
+      while not self._stopped:
+        self._news.clear()
+        while len(running) < self._concurrency and not self._asked.empty():
+          task = asyncio.create_task(self._send(self._asked.get()))
+          running.add(task)
+          task.add_done_callback(running.discard)
+          task.add_done_callback(self._ended)
+        await self._news.wait()
+      if running:
+        _, late = await asyncio.wait(running, timeout=self._drain)
+        for task in late:
+          task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+    finally:
+      if (close := getattr(self._backend, "aclose", None)) is not None:
+        await close()
+
+  def _ended(self, task: asyncio.Task) -> None:
+    self._news.set()
+    if not task.cancelled():
+      self.done.put(task.exception() or task.result())

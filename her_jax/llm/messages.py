@@ -1,6 +1,8 @@
 """What is asked of a language model, and what comes back."""
 
 import dataclasses
+import hashlib
+import json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,17 +41,29 @@ class Request:
   sampling: Sampling = Sampling()
   tag: str = ""
 
+  def key(self, model: str) -> str:
+    """What the call is known by: another model, prompt, sampling or id is another call."""
+    what = [model, dataclasses.asdict(self.sampling), self.id]
+    what += [[message.role, message.content] for message in self.messages]
+    return hashlib.sha256(json.dumps(what, ensure_ascii=True).encode()).hexdigest()
+
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
   """Tokens that were paid for, or would be.
 
-  `unknown` is the number of calls whose tokens the other side did not tell.
+  `unknown` is the number of attempts whose tokens the other side did not tell: those whose
+  answer was lost on its way, and which may have been paid for, too.
   """
 
   prompt_tokens: int = 0
   completion_tokens: int = 0
   unknown: int = 0
+
+  @property
+  def told(self) -> bool:
+    """Whether there are tokens that are known."""
+    return bool(self.prompt_tokens or self.completion_tokens)
 
   def __add__(self, other: "Usage") -> "Usage":
     return Usage(

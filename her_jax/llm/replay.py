@@ -1,16 +1,17 @@
 """A backend that gives recorded replies, and nothing else."""
 
 from collections.abc import Mapping
-import json
 import os
 import pathlib
 from typing import Any
 
 from her_jax.llm import journal
-from her_jax.llm.messages import Failure, Reply, Request, Usage
-from her_jax.roleplay.schema import DataError
+from her_jax.llm.messages import Failure, Reply, Request
+from her_jax.roleplay import jsonl
+from her_jax.roleplay.jsonl import DataError
 
 _FIELDS = {"id", "text", "reasoning", "finish_reason"}
+_FINISH = ("stop", "length", "content_filter", "refusal")
 
 
 class Replay:
@@ -45,33 +46,27 @@ def read(path: str | os.PathLike[str]) -> dict[str, Reply]:
     if not found:
       raise DataError(f"{path}: holds no recorded reply (*.jsonl)")
     return found
-  if not path.is_file():
-    raise DataError(f"{path}: no such file; pass recorded replies as JSON Lines, or a journal")
   found = {}
-  with path.open(encoding="utf-8") as file:
-    for number, line in enumerate(file, 1):
-      if not line.strip():
-        continue
-      try:
-        row = json.loads(line)
-        if isinstance(row, dict) and "kind" in row:
-          return dict(journal.replies(path))
-        name, reply = _recorded(row)
-      except ValueError as error:
-        raise DataError(f"{path}:{number}: {error}") from None
-      if name in found:
-        raise DataError(f"{path}:{number}: id: {name!r} stands twice; remove one")
-      found[name] = reply
+  for number, row in jsonl.each_line(path, _recorded):
+    if isinstance(row, DataError):
+      raise DataError(f"{path}:{number}{row}")
+    if row is None:
+      return dict(journal.replies(path))
+    found[row[0]] = row[1]
   return found
 
 
-def _recorded(row: Any) -> tuple[str, Reply]:
-  if not isinstance(row, dict):
-    raise ValueError(f"expected one JSON object a line, got {type(row).__name__}")
+def _recorded(row: Mapping[str, Any]) -> tuple[str, Reply] | None:
+  """An id and its reply; None for a journal's record."""
+  if "kind" in row and "key" in row:
+    return None
   if unknown := row.keys() - _FIELDS:
-    raise ValueError(f"{min(unknown)}: no such field; there are {', '.join(sorted(_FIELDS))}")
+    raise DataError(f"{min(unknown)}: no such field; there are {', '.join(sorted(_FIELDS))}")
   for field in ("id", "text"):
     if not isinstance(row.get(field), str):
-      raise ValueError(f"{field}: missing; give it a text")
+      raise DataError(f"{field}: missing; give it a text")
   fields = {name: value for name, value in row.items() if name != "id"}
-  return row["id"], Reply(**fields, usage=Usage())
+  if not isinstance(fields.get("reasoning", ""), str):
+    raise DataError(f"reasoning: expected a text, got {fields['reasoning']!r}")
+  jsonl.one_of(fields.get("finish_reason", "stop"), _FINISH, "finish_reason")
+  return row["id"], Reply(**fields)

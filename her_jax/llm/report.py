@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import random
 import statistics
+import threading
 from typing import Any
 
 from her_jax.llm.messages import Failure, Reply, Request, Usage
@@ -30,17 +31,24 @@ class Report:
     self._seconds: list[float] = []
     self._timed = 0
     self._random = random.Random(0)
+    self._lock = threading.Lock()  # Calls end in another thread than the one that asks.
 
   def cached(self, request: Request) -> None:
-    self._tags[request.tag].cached += 1
+    """Counts a reply that the journal had."""
+    with self._lock:
+      self._tags[request.tag].cached += 1
 
   def add(
     self, request: Request, answer: Reply | Failure, seconds: float, money: float = 0.0
   ) -> None:
-    tag = self._tags[request.tag]
-    failed = isinstance(answer, Failure)
-    tag.ended[answer.cause if isinstance(answer, Failure) else answer.finish_reason] += 1
-    if failed and answer.cause in ("budget", "missing"):
+    """Counts an answer that took so many seconds, retries and waits for them included."""
+    with self._lock:
+      self._add(self._tags[request.tag], answer, seconds, money)
+
+  def _add(self, tag: _Tag, answer: Reply | Failure, seconds: float, money: float) -> None:
+    ended = answer.cause if isinstance(answer, Failure) else answer.finish_reason
+    tag.ended[ended] += 1
+    if ended in ("budget", "missing"):
       return  # Nothing was sent.
     tag.calls += 1
     tag.retries += answer.attempts - 1
@@ -54,13 +62,19 @@ class Report:
 
   def as_dict(self) -> dict[str, Any]:
     """Totals, and the same by tag; `ended` counts replies by finish reason and failures by cause."""
+    with self._lock:
+      return self._as_dict()
+
+  def _as_dict(self) -> dict[str, Any]:
     tags = {name: _row(tag) for name, tag in sorted(self._tags.items())}
     total = _Tag()
     for tag in self._tags.values():
       for name in ("calls", "cached", "retries", "usage", "money", "ended"):
         setattr(total, name, getattr(total, name) + getattr(tag, name))
     waits = sorted(self._seconds)
-    quantile = lambda q: round(waits[min(int(q * len(waits)), len(waits) - 1)], 3) if waits else None
+    quantile = lambda q: (
+      round(waits[min(int(q * len(waits)), len(waits) - 1)], 3) if waits else None
+    )
     return {
       **_row(total), "in_doubt": self.in_doubt,
       "seconds": {
@@ -73,7 +87,9 @@ class Report:
   def table(self) -> str:
     """The same as text, a line a tag."""
     whole = self.as_dict()
-    head = f"{'':16}{'calls':>8}{'cached':>8}{'retries':>8}{'in':>12}{'out':>12}{'money':>10}  ended"
+    head = (
+      f"{'':16}{'calls':>8}{'cached':>8}{'retries':>8}{'in':>12}{'out':>12}{'money':>10}  ended"
+    )
     lines = [head]
     for name, row in [*whole["tags"].items(), ("all", whole)]:
       ended = ", ".join(f"{cause} {n}" for cause, n in sorted(row["ended"].items()))
@@ -83,8 +99,8 @@ class Report:
       )
     if self.in_doubt:
       lines.append(
-        f"{self.in_doubt} calls of an earlier run were sent and their answers lost: an endpoint"
-        " that does not heed Idempotency-Key was paid for them twice"
+        f"{self.in_doubt} calls of earlier runs were sent and their answers lost: an endpoint that"
+        " does not heed Idempotency-Key may have been paid for them twice"
       )
     return "\n".join(lines)
 
@@ -94,6 +110,6 @@ def _row(tag: _Tag) -> dict[str, Any]:
     "calls": tag.calls, "cached": tag.cached, "retries": tag.retries,
     "prompt_tokens": tag.usage.prompt_tokens,
     "completion_tokens": tag.usage.completion_tokens,
-    "calls_without_usage": tag.usage.unknown,
+    "attempts_without_usage": tag.usage.unknown,
     "money": round(tag.money, 6), "ended": dict(sorted(tag.ended.items())),
   }  # fmt: skip

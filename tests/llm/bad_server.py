@@ -7,9 +7,14 @@ Faults, each with its share of attempts, drawn from the prompt and the attempt's
 a run meets the same ones whatever its order: delay, rate_limit (429), cut (the connection ends
 in mid-body), server (500), refusal, content_filter, length (half of the text), broken (a body
 that is no JSON), hang, empty. A call is paid for when its answer was computed, before it is sent.
+
+`reply` names a function of the messages. It gives the text, or fields of the message
+({"content", "reasoning_content", …}); {"raw": …} is the whole body as it stands, and {"status": …,
+"body": …, "headers": …} an error, which is not paid for; `_KEY_` in it becomes the key that was
+sent.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 import hashlib
 import http.server
@@ -27,6 +32,8 @@ import time
 from typing import Any
 
 _ROOT = pathlib.Path(__file__).parents[2]
+# What an answer itself says is the same each time; the rest may go better.
+_LASTING = ("refusal", "content_filter", "length")
 
 
 def echo(messages: list[dict[str, str]]) -> str:
@@ -86,6 +93,11 @@ class BadServer:
     self._process.wait()
 
   @property
+  def arrived(self) -> int:
+    """Number of attempts so far."""
+    return self._log.read_bytes().count(b"\n") if self._log.exists() else 0
+
+  @property
   def died(self) -> bool:
     return self._process.poll() is not None
 
@@ -94,10 +106,20 @@ class BadServer:
     return Counter(row["key"] for row in self.attempts() if row["paid"])
 
   def attempts(self) -> list[dict[str, Any]]:
-    """All that arrived: key, fault, paid, and what header it came with."""
+    """All that arrived: key, fault, paid, answer, time, and the body without its messages."""
     if not self._log.exists():
       return []
     return [json.loads(line) for line in self._log.read_text().splitlines()]
+
+
+def _one(shares: Mapping[str, float], seed: str) -> str:
+  """One of the faults, by their shares, or none."""
+  point = random.Random(seed).random()
+  for fault, share in shares.items():
+    if point < share:
+      return fault
+    point -= share
+  return ""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -114,29 +136,33 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
     if options["key"] and self.headers.get("Authorization") != f"Bearer {options['key']}":
       return self._answer(401, {"error": {"message": "wrong key", "type": "auth"}})
-    name = self.headers.get("Idempotency-Key") or hashlib.sha256(
-      json.dumps(body, sort_keys=True).encode()
-    ).hexdigest()
-    fault, seen = self.server.draw(name)
-    self._act(fault, name, body, seen)
+    name = (
+      self.headers.get("Idempotency-Key")
+      or hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    )
+    self._act(*self.server.draw(name), name, body)
 
-  def _act(self, fault: str, name: str, body: dict[str, Any], seen: int) -> None:
+  def _act(self, fault: str, lasting: str, name: str, body: dict[str, Any]) -> None:
     time.sleep(self.server.options["delay"] * random.random())
     if fault == "rate_limit":
-      self.server.note(name, fault, paid=False)
+      self.server.note(name, fault, body, paid=False)
       error = {"error": {"message": "slow down", "type": "rate_limit"}}
       return self._answer(429, error, {"Retry-After": "0.05"})
     if fault == "server":
-      self.server.note(name, fault, paid=False)
+      self.server.note(name, fault, body, paid=False)
       return self._answer(503, {"error": {"message": "overloaded", "type": "server"}})
     if fault == "hang":
-      self.server.note(name, fault, paid=False)
+      self.server.note(name, fault, body, paid=False)
       time.sleep(30)
       return None
     if fault == "delay":
       time.sleep(0.2)
-    answer = self.server.answer(name, fault, body)
-    raw = json.dumps(answer).encode()
+    answer = self.server.answer(name, fault, lasting, body)
+    if "status" in answer:
+      key = self.headers.get("Authorization", "").removeprefix("Bearer ")
+      told = json.loads(json.dumps(answer.get("body", {})).replace("_KEY_", key))
+      return self._answer(answer["status"], told, answer.get("headers"))
+    raw = (answer["raw"] if "raw" in answer else json.dumps(answer)).encode()
     if fault == "broken":
       raw = raw[: len(raw) // 2]
     self.send_response(200)
@@ -177,9 +203,11 @@ class _Server(http.server.ThreadingHTTPServer):
       importlib.import_module(module), function
     )
     self._lock = threading.Lock()
+    # Two attempts of one call at the same time: the second waits for the first one's answer.
+    self._answering: dict[str, threading.Lock] = defaultdict(threading.Lock)
     self._seen: Counter = Counter()
     self._stored: dict[str, dict[str, Any]] = {}
-    self._log = open(options["log"], "a+", buffering=1)  # noqa: SIM115
+    self._log = open(options["log"], "a+", buffering=1)
     self._log.seek(0)
     for line in self._log:  # A server that died knows what it was paid for.
       row = json.loads(line)
@@ -188,37 +216,43 @@ class _Server(http.server.ThreadingHTTPServer):
         self._stored[row["key"]] = row["answer"]
     self._answered = 0
 
-  def draw(self, name: str) -> tuple[str, int]:
-    """The fault of this attempt, and its number."""
+  def handle_error(self, request: Any, client_address: Any) -> None:
+    """A client that was killed closes its connections: nothing to tell."""
+
+  def draw(self, name: str) -> tuple[str, str]:
+    """What goes wrong with this attempt, and with every answer to this call."""
     with self._lock:
       seen = self._seen[name]
       self._seen[name] += 1
-    point = random.Random(f"{self.options['seed']}/{name}/{seen}").random()
-    for fault, share in self.options["faults"].items():
-      # What the answer itself says is the same each time; the rest may go better.
-      lasting = fault in ("refusal", "content_filter", "length")
-      drawn = random.Random(f"{self.options['seed']}/{name}").random() if lasting else point
-      if drawn < share:
-        return fault, seen
-      point -= share
-    return "", seen
+    seed, shares = self.options["seed"], self.options["faults"]
+    passing = {fault: share for fault, share in shares.items() if fault not in _LASTING}
+    lasting = {fault: share for fault, share in shares.items() if fault in _LASTING}
+    return _one(passing, f"{seed}/{name}/{seen}"), _one(lasting, f"{seed}/{name}")
 
-  def note(self, name: str, fault: str, paid: bool, answer: Any = None) -> None:
+  def note(
+    self, name: str, fault: str, body: dict[str, Any], paid: bool, answer: Any = None
+  ) -> None:
+    asked = {field: value for field, value in body.items() if field != "messages"}
     row = {"key": name, "fault": fault, "paid": paid, "answer": answer}
+    row |= {"time": time.time(), "asked": asked}
     with self._lock:
       self._log.write(json.dumps(row) + "\n")
 
-  def answer(self, name: str, fault: str, body: dict[str, Any]) -> dict[str, Any]:
+  def answer(self, name: str, fault: str, lasting: str, body: dict[str, Any]) -> dict[str, Any]:
     """Computes an answer, which is paid for, or finds that it was."""
     with self._lock:
+      answering = self._answering[name]
+    with answering:
       stored = self._stored.get(name) if self.options["idempotent"] else None
-    if stored is not None:
-      self.note(name, fault, paid=False)
-      return stored
-    made = self._make(fault, body)
-    with self._lock:
-      self._stored[name] = made
-    self.note(name, fault, True, made)
+      made = (
+        self._make("empty" if fault == "empty" else lasting, body) if stored is None else stored
+      )
+      paid = stored is None and "status" not in made
+      if paid:
+        self._stored[name] = made
+      self.note(name, fault or lasting, body, paid, made)
+    if not paid:
+      return made
     self._answered += 1
     if self.options["die_after"] and self._answered >= self.options["die_after"]:
       os.kill(os.getpid(), signal.SIGKILL)
@@ -226,6 +260,8 @@ class _Server(http.server.ThreadingHTTPServer):
 
   def _make(self, fault: str, body: dict[str, Any]) -> dict[str, Any]:
     reply = self._reply(body["messages"])
+    if isinstance(reply, dict) and reply.keys() & {"status", "raw"}:
+      return reply
     message: dict[str, Any] = {"role": "assistant"}
     message |= reply if isinstance(reply, dict) else {"content": reply}
     finish = "stop"

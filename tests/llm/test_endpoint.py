@@ -29,7 +29,8 @@ def expected(request: Request) -> str:
 )
 def test_what_passes_is_asked_again_and_answered(tmp_path, fault):
   with bad_server.BadServer(tmp_path, faults={fault: 0.4}) as server:
-    backend = endpoint(server, max_attempts=12, timeout_s=1.0 if fault == "hang" else 5.0)
+    attempts = 4 if fault == "empty" else 12
+    backend = endpoint(server, max_attempts=attempts, timeout_s=1 if fault == "hang" else 5)
     client = Client(backend, concurrency=8)
     answers = dict(client.complete(requests(12)))
     met = [row["fault"] for row in server.attempts()]
@@ -132,7 +133,7 @@ def test_another_call_is_another_key(tmp_path, change):
   else:
     other = Request("b", first.messages, first.sampling)
   with bad_server.BadServer(tmp_path) as server, Journal(tmp_path / "calls.jsonl") as journal:
-    list(Client(endpoint(server), journal).complete([first, ]))
+    list(Client(endpoint(server), journal).complete([first]))
     (answer,) = (a for _, a in Client(Endpoint(model, server.url), journal).complete([other]))
     assert not answer.cached and len(server.attempts()) == 2
     (answer,) = (a for _, a in Client(endpoint(server), journal).complete([first]))

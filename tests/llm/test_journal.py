@@ -10,8 +10,9 @@ import pytest
 
 from her_jax.errors import ConfigError
 from her_jax.llm import replay
-from her_jax.llm.client import Client, Failure, Message, Reply, Request, Usage, key
+from her_jax.llm.client import Client, Failure, Message, Reply, Request, Usage
 from her_jax.llm.journal import Journal
+from her_jax.llm.journal import replies as journal_replies
 from her_jax.llm.scripted import Scripted
 from her_jax.roleplay.schema import DataError
 
@@ -33,8 +34,8 @@ def test_an_answer_comes_back_as_it_was(tmp_path):
   path = tmp_path / "calls.jsonl"
   fill(path, 5)
   with Journal(path) as journal:
-    assert journal.get(key("m", request(3))) == answer(request(3))
-    assert journal.get(key("other", request(3))) is None
+    assert journal.get(request(3).key("m")) == answer(request(3))
+    assert journal.get(request(3).key("other")) is None
     assert (len(journal), journal.spent, journal.in_doubt) == (5, Usage(15, 10), 0)
   assert replay.read(path)["r/4"] == answer(request(4))
 
@@ -116,15 +117,15 @@ def test_many_threads_share_a_journal(tmp_path):
 
     def work(part: int) -> None:
       for i in range(part, 200, 4):
-        journal.begin(key("m", request(i)), request(i))
-        journal.end(key("m", request(i)), request(i), answer(request(i)))
+        journal.begin(request(i).key("m"), request(i))
+        journal.end(request(i).key("m"), request(i), answer(request(i)))
 
     threads = [threading.Thread(target=work, args=(part,)) for part in range(4)]
     for thread in threads:
       thread.start()
     for thread in threads:
       thread.join()
-    assert all(journal.get(key("m", request(i))) == answer(request(i)) for i in range(200))
+    assert all(journal.get(request(i).key("m")) == answer(request(i)) for i in range(200))
   assert len(replay.read(path)) == 200
 
 
@@ -137,12 +138,18 @@ def test_many_threads_share_a_journal(tmp_path):
     ('{"text": "a"}', "id: missing"),
     ('{"id": "a", "text": "b", "txet": ""}', "txet: no such field"),
     ('{"id": "ok", "text": "b"}', "stands twice"),
+    ('{"id": "a", "text": "b", "reasoning": null}', "reasoning: expected a text"),
+    (
+      '{"id": "a", "text": "b", "finish_reason": "done"}',
+      "finish_reason: 'done' is not one of",
+    ),
+    ('{"id": "a", "text": "\\ud800"}', "half of a surrogate pair"),
   ],
 )
 def test_a_broken_recording_is_named(tmp_path, line, told):
   path = tmp_path / "replies.jsonl"
   path.write_text(json.dumps({"id": "ok", "text": "yes"}) + "\n\n" + line + "\n")
-  with pytest.raises(DataError, match=rf"replies\.jsonl:3: .*{told}"):
+  with pytest.raises(DataError, match=rf"replies\.jsonl:3\b.*{told}"):
     replay.read(path)
 
 
@@ -155,3 +162,76 @@ def test_recordings_answer_by_id_and_a_missing_one_is_told(tmp_path):
   assert answers["r/2"] == Failure("missing", "no reply to 'r/2' is recorded")
   with pytest.raises(DataError, match="no recorded reply"):
     replay.read((tmp_path / "none").mkdir() or tmp_path / "none")
+
+
+def test_a_full_disk_leaves_no_half_line_behind(tmp_path):
+  """What is written later must not stand behind a half."""
+  code = """
+import resource, signal, sys
+from her_jax.llm.client import Message, Reply, Request
+from her_jax.llm.journal import Journal
+from her_jax.llm.journal import replies as journal_replies
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with Journal(sys.argv[1]) as journal:
+  requests = [Request(f"r/{i}", (Message("user", f"q{i}"),)) for i in range(3)]
+  journal.begin(requests[0].key("m"), requests[0])
+  journal.end(requests[0].key("m"), requests[0], Reply("zero"))
+  limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limit[1]))
+  try:
+    journal.end(requests[1].key("m"), requests[1], Reply("one " * 1000))
+    sys.exit("the disk was not full")
+  except OSError:
+    pass
+  resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+  journal.end(requests[2].key("m"), requests[2], Reply("two"))
+  assert journal.get(requests[2].key("m")).text == "two"
+"""
+  path = tmp_path / "calls.jsonl"
+  subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+  with Journal(path) as journal:
+    assert len(journal) == 2 and journal.torn == 0
+    assert journal.get(request(1).key("m")) is None
+
+
+def test_calls_that_may_have_been_paid_for_twice_are_listed(tmp_path):
+  path = tmp_path / "calls.jsonl"
+  answers = [
+    Reply("whole", usage=Usage(3, 2)),
+    Reply("first attempt cut", usage=Usage(3, 2, 1), attempts=2),
+    Reply("tokens not told", usage=Usage(unknown=1)),
+    Failure("timeout", "", Usage(unknown=6), attempts=6),
+    Failure("rate_limit", "", attempts=6),
+  ]
+  with Journal(path) as journal:
+    for i, found in enumerate(answers):
+      journal.begin(request(i).key("m"), request(i))
+      journal.end(request(i).key("m"), request(i), found)
+    journal.begin(request(5).key("m"), request(5))
+    journal.begin(request(0).key("n"), request(0))
+    journal.end(request(0).key("n"), request(0), answers[0])
+    spent, told, lost = journal.spent, journal.told, journal.lost
+  assert (spent, told) == (Usage(9, 6, 8), 3)
+  with Journal(path) as journal:
+    assert (journal.spent, journal.told, journal.in_doubt) == (spent, told, 1)
+    assert journal.lost == lost | {request(5).key("m")}
+    assert journal.lost == {request(i).key("m") for i in (1, 3, 5)}
+
+
+def test_a_record_of_odd_make_is_named(tmp_path):
+  for i, reply in enumerate(
+    [
+      {"text": 5, "usage": {}},
+      {"text": "a", "usage": {"prompt_tokens": "3"}},
+      {"text": "a", "usage": []},
+      {"usage": {}},
+      {"text": "a", "usage": {}, "more": 1},
+    ]
+  ):
+    path = tmp_path / f"{i}.jsonl"
+    row = {"kind": "reply", "key": "00" * 32, "id": "r", "reply": reply}
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(ConfigError, match=rf"{i}\.jsonl:1: damaged"):
+      Journal(path)
+    with pytest.raises(ConfigError, match=rf"{i}\.jsonl:1: damaged"):
+      list(journal_replies(path))
