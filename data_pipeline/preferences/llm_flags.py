@@ -41,7 +41,8 @@ def define() -> Callable[[str], Client]:
   }
 
   def client(journal: str) -> Client:
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # It has a line for every call.
+    for name in ("httpx", "httpx2"):  # Which one depends on openai's version.
+      logging.getLogger(name).setLevel(logging.WARNING)  # It has a line for every call.
     values = {name: holder.value for name, holder in holders.items()}
     return build.client(ml_collections.ConfigDict(values), journal)
 
