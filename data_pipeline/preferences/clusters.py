@@ -146,7 +146,7 @@ def _fit(
 ) -> np.ndarray:
   from sklearn.cluster import KMeans
 
-  means = KMeans(number, n_init=10 if len(space) < 10_000 else 3, random_state=seed)
+  means = KMeans(number, n_init=5 if len(space) < 10_000 else 2, random_state=seed)
   return means.fit(
     space, sample_weight=None if weights is None else np.asarray(weights)
   ).labels_

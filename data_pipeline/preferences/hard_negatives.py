@@ -7,8 +7,10 @@ a principle loses. Both keep candidates in their places, and say in `kind` how t
 """
 
 import dataclasses
+import itertools
 import math
 import random
+import re
 from typing import Any
 
 from data_pipeline.preferences import corruptions
@@ -21,6 +23,8 @@ LENGTHENED, SPOILT, RELABELLED = "lengthened", "spoilt", "relabelled"
 _REPEATS = "no-repetition"
 # Faults of one place that leave the rest of a reply as it was.
 _FAULTS = ("breaks_character", "speaks_for_user", "knows_future", "thoughts_aloud")
+_SENTENCE = re.compile(r"[^.!?。！？…]*[.!?。！？…]+[\"'”’」]*|[^.!?。！？…]+$")
+_TRIES = 4  # Some of them draw whether to set a sentence in or to put it in another's place.
 _LEAST_RATIO = 0.1  # ln of how much longer a lengthened loser is at least: a tenth.
 _MOST_RATIO = 1.0
 
@@ -97,16 +101,24 @@ def lengthened(
     for turn in scene.turns[: pair.turn]
     if turn.speaker == speaker
     for stretch in _spoken(turn.reply)
+    for stretch in _sentences(stretch)
   ]
-  pieces = earlier or sorted(_spoken(losing), key=len)[-1:]
+  pieces = earlier or _sentences(max(_spoken(losing), key=len, default=""))
   if not pieces:
     return None
-  rng.shuffle(pieces)
-  text, i = losing, 0
   blank = "" if scene.language == "zh" else " "
-  while len(text) < wanted:
-    text += blank + pieces[i % len(pieces)]
-    i += 1
+  rng.shuffle(pieces)
+  text = losing
+  for i in itertools.count():
+    room = wanted - len(text) - len(blank)
+    fitting = [piece for piece in pieces if len(piece) <= room]
+    if fitting:
+      text += blank + fitting[i % len(fitting)]
+      continue
+    last = min(pieces, key=len)
+    if len(text) <= len(winning) or len(last) - room < room + len(blank):
+      text += blank + last
+    break
   return _made(pair, loser or "", text, pair.winner, _REPEATS, LENGTHENED)
 
 
@@ -115,7 +127,8 @@ def spoilt(
 ) -> PreferencePair | None:
   """The pair with a fault in its winner that the principles named say nothing of: it loses.
 
-  None where every fault is among them, or none can be set into the reply.
+  All else in it stays, so that what was found of it still holds. None where every fault is among
+  those principles, or none can be set into the reply.
   """
   loser = swap(pair.winner)
   if loser in (None, pair.winner):
@@ -129,10 +142,13 @@ def spoilt(
     corrupt, (principle,) = corruptions.CORRUPTIONS[kind]
     if principle in named:
       continue
-    text = corrupt(scene, pair.turn, rng, ())
-    if text is not None and " ".join(text.split()) != " ".join(winning.split()):
-      text = judging.candidate_text(text, turns[pair.turn].speaker)
-      return _made(pair, pair.winner, text, loser or "", principle, SPOILT)
+    for _ in range(_TRIES):
+      text = corrupt(scene, pair.turn, rng, ())
+      if text is None:
+        break
+      if _plain(text) != _plain(winning) and _is_within(_plain(winning), _plain(text)):
+        text = judging.candidate_text(text, turns[pair.turn].speaker)
+        return _made(pair, pair.winner, text, loser or "", principle, SPOILT)
   return None
 
 
@@ -154,6 +170,24 @@ def _spoken(reply: str) -> list[str]:
     for segment in grammar.parse(reply).segments
     if segment.kind == grammar.SPEECH and segment.text.strip()
   ]
+
+
+def _plain(text: str) -> str:
+  """A reply without its tags and blanks, thoughts marked off, so that spoken ones differ."""
+  marks = {grammar.THINKING: "\0", grammar.ACTION: "\1"}
+  return "".join(
+    f"{marks.get(s.kind, '')}{''.join(s.text.split())}" for s in grammar.parse(text).segments
+  )
+
+
+def _is_within(part: str, whole: str) -> bool:
+  """Whether all signs of `part` stand in `whole`, in their order."""
+  rest = iter(whole)
+  return all(sign in rest for sign in part.replace("\0", "").replace("\1", ""))
+
+
+def _sentences(text: str) -> list[str]:
+  return [piece.strip() for piece in _SENTENCE.findall(text) if piece.strip()]
 
 
 def _made(

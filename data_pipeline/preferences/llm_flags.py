@@ -1,6 +1,7 @@
 """The fields of the section `llm` (configs/llm.py) as flags of a command."""
 
 from collections.abc import Callable
+import logging
 from typing import Any
 
 from absl import flags
@@ -22,11 +23,13 @@ FIELDS: dict[str, tuple[Any, str]] = {
   "first_wait_s": (1.0, "Seconds before the second attempt at most; doubled each time"),
   "budget_tokens": (0, "Tokens after which nothing more is sent; 0: no limit"),
   "budget_usd": (0.0, "Dollars after which nothing more is sent; 0: no limit"),
+  "budget_counts_earlier_runs": (True, "Whether what earlier runs on the journal spent counts"),
   "price_in": (0.0, "Dollars for a million tokens of prompts"),
   "price_out": (0.0, "Dollars for a million tokens of replies"),
 }
 _DEFINE: dict[type, Callable[..., Any]] = {
-  str: flags.DEFINE_string, int: flags.DEFINE_integer, float: flags.DEFINE_float
+  str: flags.DEFINE_string, bool: flags.DEFINE_bool,
+  int: flags.DEFINE_integer, float: flags.DEFINE_float,
 }  # fmt: skip
 
 
@@ -38,6 +41,8 @@ def define() -> Callable[[str], Client]:
   }
 
   def client(journal: str) -> Client:
+    for name in ("httpx", "httpx2"):  # Which one depends on openai's version.
+      logging.getLogger(name).setLevel(logging.WARNING)  # It has a line for every call.
     values = {name: holder.value for name, holder in holders.items()}
     return build.client(ml_collections.ConfigDict(values), journal)
 

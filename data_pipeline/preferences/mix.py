@@ -143,7 +143,8 @@ def choose_whole(
 class _Chooser:
   def __init__(self, rng: random.Random, options: Options, make: Make):
     self._rng, self._options, self._make = rng, options, make
-    self._lean = 0  # How much oftener the longer reply has won than lost so far.
+    # Pulls of those taken so far that none of the other sign makes up for.
+    self._open: list[float] = []
 
   def choose(
     self, items: Sequence[Item], plan: dict[str, tuple[int, ...]]
@@ -172,12 +173,10 @@ class _Chooser:
     flipped = by_kind["flipped"] + self._flipped(spare, by_kind["flipped"], plan["flipped"])
     taken["flipped"] = self._leaning(flipped, sum(plan["flipped"]))
     taken["mixed"] = self._decided(by_kind["mixed"], sum(plan["mixed"]))
-    while self._options.contrast and abs(self._lean) > 1:
-      # More than the mixed pairs could make up for.
-      sign = _sign(self._lean)
+    while len(self._open) > 1:  # More than the mixed pairs could make up for.
+      sign = _sign(self._open.pop())
       at = next(i for i, c in enumerate(taken["flipped"]) if _sign(c.item.pull) == sign)
       del taken["flipped"][at]
-      self._lean -= sign
     taken["tie"] = self._ties(by_kind["tie"], sum(plan["tie"]))
     choices: list[Choice] = []
     for kind, chosen in taken.items():
@@ -195,36 +194,46 @@ class _Chooser:
     if not self._options.contrast:
       return choices[:count]
     wins, loses, even = _by_sign(choices)
-    lean = max(-count, min(count, self._lean))
+    lean = max(-count, min(count, sum(map(_sign, self._open))))
     if self._options.lengthen:
       need = (count - abs(lean)) // 2 + max(0, lean)
       few = min(need - len(loses), (len(wins) - len(loses) + lean) // 2)
       wins, more = self._made_of(wins, LENGTHENED, few)
       loses = loses + more
     # First what makes up, then as many of each, then what is of equal length.
-    taken = (loses if lean > 0 else wins)[: abs(lean)]
-    self._lean -= _sign(lean) * len(taken)
+    taken = _nearest(self._open[: abs(lean)], loses if lean > 0 else wins)
+    self._open = self._open[len(taken) :]
     wins, loses = _without(wins, taken), _without(loses, taken)
-    taken = taken + _alike(wins, loses, min(len(wins), len(loses), (count - len(taken)) // 2))
+    taken += _alike(wins, loses, (count - len(taken)) // 2)
     taken += even[: count - len(taken)]
-    for part, sign in ((loses, -1), (wins, 1)):  # An odd one, to the side that had fewer.
+    for part, sign in (
+      (loses, -1),
+      (wins, 1),
+    ):  # An odd one, if it does not add to what is open.
       left = _without(part, taken)
-      if len(taken) < count and left and abs(self._lean + sign) <= 1:
-        taken.append(min(left, key=lambda choice: abs(choice.item.pull)))
-        self._lean += sign
-        break
+      if len(taken) < count and left and not (self._open and _sign(self._open[0]) == sign):
+        taken.append(left[0])
+        self._count(left[0].item.pull)
     return taken
 
+  def _count(self, pull: float) -> None:
+    """Makes up for one that is open, or is open itself: all that are have one sign."""
+    if self._open and _sign(self._open[0]) != _sign(pull):
+      self._open.pop()
+    else:
+      self._open.append(pull)
+
   def _leaning(self, choices: list[Choice], count: int) -> list[Choice]:
-    """Up to `count`, as many of either sign as there are; how they lean is kept."""
+    """Up to `count`, as many of either sign as there are; what is left over stays open."""
     if not self._options.contrast:
       return choices[:count]
     wins, loses, even = _by_sign(choices)
-    half = min(len(wins), len(loses), count // 2)
-    taken = (wins[:half] + loses[:half] + even)[:count]
-    taken += (wins[half:] + loses[half:])[: count - len(taken)]
-    self._lean += sum(_sign(choice.item.pull) for choice in taken)
-    return taken
+    taken = _alike(wins, loses, count // 2)
+    taken += even[: count - len(taken)]
+    rest = _without([*wins, *loses], taken)[: count - len(taken)]
+    for choice in rest:
+      self._count(choice.item.pull)
+    return taken + rest
 
   def _made_of(
     self, choices: list[Choice], kind: str, count: int
@@ -311,19 +320,23 @@ def _without(choices: Iterable[Choice], taken: Iterable[Choice]) -> list[Choice]
 
 
 def _alike(one: Sequence[Choice], other: Sequence[Choice], count: int) -> list[Choice]:
-  """`count` of each, matched so that the lengths differ by as much on both sides."""
+  """Up to `count` of each, matched so that lengths differ by as much on both sides."""
   few, many = (one, other) if len(one) <= len(other) else (other, one)
-  few = sorted(few[:count], key=lambda choice: -abs(choice.item.pull))
-  left = sorted(many, key=lambda choice: abs(choice.item.pull))
+  few = few[: min(count, len(few))]
+  return [*few, *_nearest([choice.item.pull for choice in few], many)]
+
+
+def _nearest(pulls: Sequence[float], choices: Iterable[Choice]) -> list[Choice]:
+  """For each pull the choice nearest in size, those hardest to match first; each once."""
+  left = sorted(choices, key=lambda choice: abs(choice.item.pull))
   sizes = [abs(choice.item.pull) for choice in left]
-  taken = list(few)
-  for choice in few:
-    size = abs(choice.item.pull)
+  taken: list[Choice] = []
+  for size in sorted(map(abs, pulls), reverse=True)[: len(left)]:
     at = bisect.bisect_left(sizes, size)
     if at == len(sizes) or (at and size - sizes[at - 1] < sizes[at] - size):
       at -= 1
-    taken.append(left.pop(at))
     sizes.pop(at)
+    taken.append(left.pop(at))
   return taken
 
 

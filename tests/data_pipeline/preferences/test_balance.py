@@ -147,11 +147,12 @@ def test_lengthening_adds_what_the_character_has_said(labelled):
     assert text.startswith(losing) and made.winner == pair.winner
     speaker = scene.turns[pair.turn].speaker
     said = [
-      s.text.strip()
+      sentence
       for t in (*scene.turns[: pair.turn], schema.Turn(speaker, losing))
       if t.speaker == speaker
       for s in grammar.parse(t.reply).segments
-      if s.kind == grammar.SPEECH and s.text.strip()
+      if s.kind == grammar.SPEECH
+      for sentence in hard_negatives._sentences(s.text)
     ]
     rest = text[len(losing) :]
     for piece in sorted(said, key=len, reverse=True):
@@ -285,6 +286,10 @@ def test_a_spoilt_reply_breaks_what_its_kind_says():
     made = hard_negatives.spoilt(base, scene, random.Random(seed))
     assert made is not None and made.winner == "cand_2" and made.candidate_2 == "Well."
     seen |= set(made.violates_1)
+    # What the teacher praised is still there, in its order.
+    rest = iter("".join(made.candidate_1.split()))
+    spoken = "".join(s.text for s in grammar.parse(reply).segments)
+    assert all(sign in rest for sign in "".join(spoken.split()))
   assert len(seen) > 1 and seen <= every
   named = dataclasses.replace(
     base, extra={"her": {"principles": [[p, "cand_1"] for p in sorted(every)]}}

@@ -406,6 +406,30 @@ def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_files(tmp_path):
   assert len(rows(out)) > 20
 
 
+def test_a_budget_ends_a_run_and_a_larger_one_goes_on(tmp_path):
+  make_candidates(tmp_path, FEW[:1], n=4)
+  reply = "tests.data_pipeline.preferences.scripted:answer"
+  with BadServer(tmp_path / "a", reply, delay=0.0) as server:
+    out = tmp_path / "out.jsonl"
+    run = _command(tmp_path, server.url, out)
+    few = subprocess.run(
+      [*run, "--budget_tokens=4000"],
+      cwd=ROOT,
+      env=environment(),
+      capture_output=True,
+      text=True,
+    )
+    assert few.returncode == 1 and not out.exists()
+    assert (
+      "tokens are spent of 4000" in few.stderr and "what was paid for is kept" in few.stderr
+    )
+    assert len(few.stderr.splitlines()) == 1
+    paid = server.paid().total()
+    subprocess.run(run, cwd=ROOT, env=environment(), check=True, capture_output=True)
+    assert server.paid().total() == 4 * len(rows(out)) / 2 > paid > 0
+    assert set(server.paid().values()) == {1}
+
+
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path):
   done = call("labels", "--candidates=none", "--scenes=none", f"--out={tmp_path}/o.jsonl")
   assert done.returncode == 1 and done.stderr.startswith("labels: none: no such file")
