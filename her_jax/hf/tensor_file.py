@@ -135,15 +135,10 @@ def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], tuple[int, int]
   """
   if not isinstance(entry, dict):
     raise ValueError(f"{name} is {reprlib.repr(entry)} instead of an object")
-  dtype, shape, span = (entry.get(field) for field in ("dtype", "shape", "data_offsets"))
+  dtype = entry.get("dtype")
   if not isinstance(dtype, str):
     raise ValueError(f"the dtype of {name} is {reprlib.repr(dtype)} instead of a word")
-  for field, value in (("shape", shape), ("data_offsets", span)):
-    # bool is an int to Python.
-    if not isinstance(value, list) or any(type(x) is not int or x < 0 for x in value):
-      raise ValueError(
-        f"the {field} of {name} is {reprlib.repr(value)} instead of a list of whole numbers"
-      )
+  shape, span = (_whole(name, field, entry.get(field)) for field in ("shape", "data_offsets"))
   if len(span) != 2 or span[0] > span[1]:
     raise ValueError(f"the data_offsets of {name} are {reprlib.repr(span)}: begin, then end")
   kind = DTYPES.get(dtype)
@@ -152,6 +147,16 @@ def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], tuple[int, int]
       f"{name} has {span[1] - span[0]:,} bytes, not those of {dtype} {reprlib.repr(shape)}"
     )
   return dtype, tuple(shape), (span[0], span[1])
+
+
+def _whole(name: str, field: str, value: Any) -> list[int]:
+  """A field of a tensor that has to be a list of whole numbers; raises ValueError else."""
+  # bool is an int to Python.
+  if not isinstance(value, list) or any(type(x) is not int or x < 0 for x in value):
+    raise ValueError(
+      f"the {field} of {name} is {reprlib.repr(value)} instead of a list of whole numbers"
+    )
+  return value
 
 
 def _check_metadata(metadata: Any) -> None:
