@@ -48,17 +48,22 @@ _BASE = [
 ]
 
 _GGUF = ["gguf>=0.19"]
+_ENDPOINT = ["openai>=3.50", "tenacity>=9.1"]
+_SYNTHESIS = [*_ENDPOINT, "datasketch>=1.6", "scikit-learn>=1.5"]
 
 _EXTRAS = {
   "tpu": [f"jax[tpu]{_JAX}"],
   # CUDA 13. On an older driver install `jax[cuda12]` by hand in place of this extra.
   "cuda": [f"jax[cuda13]{_JAX}"],
   # A chat in the terminal and replies from an OpenAI-compatible endpoint.
-  "chat": ["openai>=3.50", "prompt_toolkit>=3.0.50", "tenacity>=9.1"],
+  "chat": [*_ENDPOINT, "prompt_toolkit>=3.0.50"],
   # Weights and tokenizers in llama.cpp's format.
   "gguf": _GGUF,
+  # Data made by a teacher model, and what is near-duplicate in it.
+  "synthesis": _SYNTHESIS,
   "test": [
     *_GGUF,
+    *_SYNTHESIS,
     "hypothesis>=6.150",
     f"jax[tpu]{_JAX}",  # libtpu compiles for pods on any Linux host.
     "mypy>=2",

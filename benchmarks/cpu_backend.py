@@ -36,13 +36,13 @@ def _add_ms() -> float:
 
 
 def _step_ms() -> float:
-  from her_jax import cpu_backend, main
+  from her_jax import command_line, cpu_backend, main
 
   cpu_backend.tune = lambda: None  # The mode has said what to tune.
   with tempfile.TemporaryDirectory() as workdir:
     argv = f"main --config=configs/sft.py:tiny --workdir={workdir} --config.eval_samples=0"
     sys.argv = [*argv.split(), f"--config.steps={_STEPS}"]  # ml_collections reads it there.
-    main.main(main.parse_flags(sys.argv))
+    main.main(command_line.parse_flags(sys.argv))
     lines = (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()
     first = json.loads(lines[0])
     speeds = [json.loads(line)["tokens_per_second"] for line in lines[_WARM_UP:]]

@@ -44,6 +44,7 @@ _RL = {
   "v5p-256": Training(32, 32_768, "attention", data=2, context=4),
   "v6e-64": Training(32, 32_768, "full", context=4, micro_batches=2),
   "v6e-256": Training(32, 32_768, "full", data=2, context=8),
+  "2xv6e-256": Training(64, 32_768, "full", data=4, context=8),
 }
 
 TRAINING: Mapping[str, Mapping[str, Training]] = {"sft": _SFT, "genrm": _SFT, "rl": _RL}
@@ -55,4 +56,5 @@ PROMPTS_PER_CALL: Mapping[str, int] = {
   "v5p-256": 16,
   "v6e-64": 4,
   "v6e-256": 4,
+  "2xv6e-256": 4,
 }

@@ -107,6 +107,7 @@ class Rules:
   # Activations. slots are keys and values, of which each query needs all.
   batch: MeshAxes = ("data", "fsdp")
   lookup_batch: MeshAxes = "data"
+  lookup_embed: MeshAxes = "fsdp"
   length: MeshAxes = "context"
   slots: MeshAxes = None
   act_embed: MeshAxes = None

@@ -29,12 +29,12 @@ from ml_collections import config_flags
 from rich.console import Console
 from rich.table import Table
 
-from her_jax import sharding
+from her_jax import command_line, sharding
+from her_jax.errors import ConfigError
 from launch_tpu import arithmetic, hlo, pods, programs, roofline
 
-_CONFIG = config_flags.DEFINE_config_file(
-  "config", "configs/sft.py:v5p-128", "Config of a task"
-)
+_DEFAULT = "configs/sft.py:v5p-128"
+_CONFIG = config_flags.DEFINE_config_file("config", None, f"Config of a task, or {_DEFAULT}")
 _PROGRAMS = flags.DEFINE_list(
   "programs", ["train"], f"Of {', '.join([*programs.ON_POD, *programs.ON_HOST])}"
 )
@@ -43,6 +43,7 @@ _POD = flags.DEFINE_enum(
 )
 _SUGGEST = flags.DEFINE_bool("suggest", True, "Find a change with which a program fits")
 _OUT = flags.DEFINE_string("out", None, "File for the results as JSON")
+_TASKS = ("sft", "genrm", "rl")
 _GIB = 2**30
 
 
@@ -266,16 +267,36 @@ def print_results(results: Sequence[Result]) -> None:
   )
 
 
+def _check(config: ml_collections.ConfigDict, pod_name: str) -> None:
+  """Raises, before anything is compiled, what can be told without."""
+  command_line.check(config)
+  if pod_name not in pods.PODS:
+    raise ConfigError(f"config.pod: no pod {pod_name!r}; there are {', '.join(pods.PODS)}")
+  if config.task not in _TASKS:
+    raise ConfigError(f"task {config.task} has no programs; those of {', '.join(_TASKS)} have")
+  if hosts := [name for name in _PROGRAMS.value if name in programs.ON_HOST]:
+    if "sampling" not in config:
+      raise ConfigError(
+        f"{hosts[0]} is no program of task {config.task}, which samples nothing"
+      )
+  out = pathlib.Path(_OUT.value) if _OUT.value else None
+  if out and (out.is_dir() or not os.access(out.parent, os.W_OK)):
+    raise ConfigError(f"--out={out} is no file that can be written; make its folder first")
+
+
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"what is {argv[1]!r}? Overrides begin with --config.")
   config = _CONFIG.value
-  pod_name = _POD.value or config.pod
   known = [*programs.ON_POD, *programs.ON_HOST]
+  if not _PROGRAMS.value:
+    raise app.UsageError(f"--programs names none; there are {', '.join(known)}")
   if unknown := [name for name in _PROGRAMS.value if name not in known]:
     raise app.UsageError(f"no program {unknown[0]!r}; there are {', '.join(known)}")
-  if not pod_name:
+  if not (_POD.value or config.get("pod")):
     raise app.UsageError(f"name a pod with --pod: {', '.join(pods.PODS)}")
+  pod_name = _POD.value or config.pod
+  _check(config, pod_name)
   results, failed = [], {}
   for name in _PROGRAMS.value:
     try:
@@ -315,4 +336,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  command_line.run(main, "aot", _DEFAULT)

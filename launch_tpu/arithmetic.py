@@ -96,8 +96,10 @@ def needed_bytes(model: ModelConfig, work: Work) -> dict[str, float]:
     "weights": work.micro_batches * 2 * 2 * (layers + table) * others,
     "gradients": work.micro_batches * (2 * layers + 4 * table) * others,
     "sums over data": 2 * replicas * (2 * layers + 4 * heads * table) / shards,
-    # To the devices that hold a token's columns of the table, and its gradient back.
-    "embedding": 2 * 2 * tokens * model.hidden_size * others,
+    # To the devices of `fsdp` that hold a token's columns of the table, and its gradient back;
+    # the parts of the table that `context` splits are gathered, and their gradient summed.
+    "embedding": 2 * 2 * tokens * model.hidden_size * (1 - 1 / sizes["fsdp"])
+    + 2 * 4 * (table - table / sizes["context"]) / sizes["fsdp"],
     # Keys and values for the forward pass and again for the backward one, and their gradients;
     # half of the queries and of the output change places, and so do their gradients.
     "context": 3 * 2 * kv * (sizes["context"] - 1) + (4 * dealt if sizes["context"] > 1 else 0),

@@ -14,7 +14,7 @@ FLOORS = (
   ("her_jax.llm", "data_pipeline"),
   ("her_jax.rl", "her_jax.evaluation"),
   ("her_jax.tasks",),
-  ("her_jax.main",),
+  ("her_jax.command_line", "her_jax.main"),
 )
 # Tools of one file that belong to no floor: they import none of the rooms.
 TOOLS = ("her_jax.distributed", "her_jax.errors", "her_jax.cpu_backend")

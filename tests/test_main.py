@@ -1,5 +1,6 @@
 """Mistakes on the command line and in the data end in one clear message, not a traceback."""
 
+import importlib
 import json
 import os
 import pathlib
@@ -8,7 +9,12 @@ import sys
 
 import pytest
 
+from configs import pods
 from data_pipeline import samples
+from her_jax import command_line
+from her_jax.errors import ConfigError
+from her_jax.models.config import PRESETS
+from her_jax.training import workdirs
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -68,6 +74,18 @@ _MISTAKES = {
   "no config": ((), ("config",)),
   "an argument without dashes": ((_SFT, "config.steps=3"), ("config.steps=3",)),
   "unknown task": ((_SFT, "--config.task=sftt"), ("'sftt'", "genrm")),
+  "unknown remat": (
+    (_SFT, "--config.remat=nonsense"),
+    ("config.remat", "'nonsense'", "full, attention, projections, minimal, none"),
+  ),
+  "unknown remat of a stage": (
+    ("--config=configs/quickstart.py", "--config.rl.remat=nonsense"),
+    ("config.rl.remat", "'nonsense'", "minimal"),
+  ),
+  "unknown model to export": (
+    ("--config=configs/export.py:tiny", "--config.source={folder}", "--config.model=foo"),
+    ("config.model", "'foo'", "qwen3-32b"),
+  ),
   "unknown model": ((_SFT, "--config.model=qwen4"), ("qwen4", "qwen3-32b")),
   "missing data file": (
     (_SFT, *_QUICK, "--config.data.scenes={folder}/none.jsonl"),
@@ -130,6 +148,25 @@ _MISTAKES = {
     (_SFT, *_QUICK, "--config.micro_batches=3"),
     ("2 rows", "micro_batches = 3"),
   ),
+  "prompts that micro-batches do not divide": (
+    ("--config=configs/rl.py:tiny", "--config.micro_batches=7"),
+    ("rl.prompts_per_step: ", "micro_batches = 7"),
+  ),
+  **{
+    f"{field} = {value}": (
+      (f"--config=configs/{task}.py:tiny", f"--config.{field}={value}"),
+      (f"config.{field} is {value}; it must be {value + 1} or more",),
+    )
+    for task, field, value in (
+      ("sft", "batch_size", 0),
+      ("sft", "micro_batches", 0),
+      ("genrm", "log_every", 0),
+      ("rl", "sampling.prompts_per_call", 0),
+      ("rl", "judge.max_new_tokens", 0),
+      ("evaluate", "data.eval_batch_size", 0),
+      ("sft", "steps", -1),
+    )
+  },
   "a mesh that does not fit": ((_SFT, *_QUICK, "--config.mesh.tensor=3"), ("tensor=3",)),
   "a model that is too large": (
     ("--config=configs/sft.py:qwen3-32b",),
@@ -151,9 +188,19 @@ def _assert_one_message(done: subprocess.CompletedProcess, *parts: str) -> None:
 def test_a_mistake_gives_one_clear_message(mistake, tmp_path):
   arguments, parts = _MISTAKES[mistake]
   put = lambda text: text.replace("{folder}", str(tmp_path)).replace("{name}", tmp_path.name)
+  earlier = tmp_path / "out" / "checkpoints" / "7"
+  earlier.mkdir(parents=True)
   done = _run(*map(put, arguments), workdir=tmp_path / "out")
   _assert_one_message(done, *map(put, parts))
-  assert not (tmp_path / "out" / "checkpoints").exists()
+  assert list(earlier.parent.iterdir()) == [earlier]  # That of an earlier run is still there.
+
+
+@pytest.mark.parametrize("task", ["sft", "genrm", "rl", "evaluate", "export", "quickstart"])
+def test_the_configs_themselves_are_no_mistake(task):
+  get_config = importlib.import_module(f"configs.{task}").get_config
+  presets = [*PRESETS, *pods.TRAINING.get(task, ())] if task != "quickstart" else ["tiny"]
+  for preset in (None, *presets):
+    command_line.check(get_config(preset))
 
 
 def test_a_line_that_is_cut_is_named(tmp_path):
@@ -166,3 +213,59 @@ def test_a_misspelt_speaker_is_named(tmp_path):
   path = _misspelt_speaker(tmp_path)
   done = _run(_SFT, *_QUICK, f"--config.data.scenes={path}", workdir=tmp_path / "out")
   _assert_one_message(done, f"{path}:2", "turns[0].speaker: 'Nobody'")
+
+
+_HF_CONFIG = '{"model_type": "qwen3"}'
+_MODELS = {
+  "safetensors": {"model.safetensors": "weights"},
+  "a part of safetensors": {"model-00002-of-00003.safetensors": "weights"},
+  "gguf": {"qwen3-q8_0.gguf": "weights"},
+  "pytorch": {"pytorch_model.bin": "weights"},
+  "a part of pytorch": {"pytorch_model-00001-of-00002.bin": "weights"},
+  "a config alone": {"config.json": _HF_CONFIG},
+}
+
+
+@pytest.mark.parametrize("trailing", ["", "/", "/../model"])
+@pytest.mark.parametrize("model", _MODELS)
+def test_a_workdir_that_holds_a_model_is_refused(model, trailing, tmp_path):
+  folder = tmp_path / "model"
+  folder.mkdir()
+  files = {"config.json": _HF_CONFIG, **_MODELS[model]}
+  for name, text in files.items():
+    (folder / name).write_text(text)
+  with pytest.raises(
+    ConfigError, match="--workdir=.* is the folder of a model.*choose another"
+  ):
+    workdirs.refuse_model(f"{folder}{trailing}", "workdir")
+
+
+@pytest.mark.parametrize(
+  "files",
+  [
+    {},
+    {"config.json": '{"task": "sft", "model": "tiny"}', "metrics.jsonl": ""},
+    {"config.json": '{"task": "sft", "model_type": "of a config that has it"}'},
+    {"config.json": "{"},
+    {"config.json": "[]"},
+    # The export before this one was broken off.
+    {"INCOMPLETE": "", "model.safetensors": "weights"},
+  ],
+  ids=["nothing", "a run", "a run's own field", "cut", "a list", "a broken-off export"],
+)
+def test_a_workdir_of_an_earlier_run_is_not_refused(files, tmp_path):
+  for name, text in files.items():
+    (tmp_path / name).write_text(text)
+  workdirs.refuse_model(str(tmp_path), "workdir")
+  workdirs.refuse_model(str(tmp_path / "new"), "workdir")
+
+
+def test_no_file_of_a_model_is_touched(tmp_path):
+  files = {"config.json": _HF_CONFIG, "model.safetensors": "weights"}
+  for name, text in files.items():
+    (tmp_path / name).write_text(text)
+  done = _run(_SFT, *_QUICK, workdir=tmp_path)
+  _assert_one_message(
+    done, f"--workdir={tmp_path} is the folder of a model", "model.safetensors"
+  )
+  assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files

@@ -332,12 +332,13 @@ class Qwen3(nnx.Module):
       # A scan body is safe from common subexpression elimination.
       body = jax.checkpoint(body, prevent_cse=False, policy=policy)
 
-    # Every device looks its columns of the table up, for the tokens of all; an all-to-all then
-    # gives each its own rows. So no device ever holds the table or its gradient: 2 · 2.9 GiB of
-    # Qwen3-32B. Cast after the lookup, so that the gradients of a frequent token are summed in
-    # float32.
-    x = self.embedding[...][constrain(tokens, "lookup_batch", "slots")]
-    x = constrain(x.astype(self.config.dtype), "lookup_batch", "slots", "embed")
+    # Every device looks its columns of the table up, for the tokens of all of `fsdp`; an
+    # all-to-all then gives each its own rows. So no device ever holds the table or its gradient:
+    # 2 · 2.9 GiB of Qwen3-32B. Cast after the lookup, so that the gradients of a frequent token
+    # are summed in float32.
+    table = constrain(self.embedding[...], "vocab", "lookup_embed")
+    x = table[constrain(tokens, "lookup_batch", "length")]
+    x = constrain(x.astype(self.config.dtype), "lookup_batch", "length", "lookup_embed")
     x = constrain(x, "batch", "length", "act_embed")
     (x, cache), _ = jax.lax.scan(
       body, (x, cache), (stacked, jnp.arange(self.config.num_layers))

@@ -67,7 +67,7 @@ def clipped_policy_loss(
       temperature=temperature,
     )
     # Where nothing is trained the sampler's log-probability is a filler: keep it out of exp.
-    difference = jnp.where(weights > 0, log_probs - batch["sampler_log_probs"], 0.0)
+    difference = jnp.where(weights != 0, log_probs - batch["sampler_log_probs"], 0.0)
     ratio = jnp.exp(difference)
     clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
     gain = jnp.minimum(ratio * advantages, clipped * advantages)

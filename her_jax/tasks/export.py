@@ -15,10 +15,9 @@ from her_jax.errors import ConfigError
 from her_jax.hf import export as hf_export
 from her_jax.hf import gguf
 from her_jax.hf import load as hf_load
-from her_jax.hf import tokenizer as hf_tokenizer
-from her_jax.models.config import PRESETS
+from her_jax.models.config import PRESETS, ModelConfig
 from her_jax.tasks import start
-from her_jax.training import budget, checkpoint
+from her_jax.training import budget, checkpoint, workdirs
 
 _FORMATS = ("huggingface", "orbax")
 
@@ -35,8 +34,7 @@ def run(
     _convert_folder(config, output, tokenizer, mesh)
   else:
     model = checkpoint.model_config(config.source, "config.source")
-    size = jnp.dtype(model.param_dtype).itemsize
-    budget.check_source(config.source, model, size, jax.devices())
+    _check_size(config, model, jnp.dtype(model.param_dtype).itemsize, tokenizer)
     model, _, params, *_ = checkpoint.load_params(config.source, mesh, "config.source")
     _write_folder(config, model, params, output, tokenizer)
   logging.info("exported to %s", output)
@@ -60,6 +58,12 @@ def _check(config: ml_collections.ConfigDict, output: str, from_folder: bool) ->
     )
   if os.path.realpath(config.source) == os.path.realpath(output):
     raise ConfigError(f"config.output={output} is the source itself; choose another folder")
+  # An export that was broken off is begun anew, but not as a workdir: its weights would be read.
+  begun = (
+    config.format == "huggingface" and (pathlib.Path(output) / hf_export.INCOMPLETE).exists()
+  )
+  if (old := workdirs.weights_in(pathlib.Path(output))) and not begun:
+    raise FileExistsError(f"{output} already holds {old}: delete them or pass a new folder")
   if not from_folder:
     if "://" not in config.source:
       start.require_folder(pathlib.Path(config.source), "config.source")
@@ -70,8 +74,12 @@ def _check(config: ml_collections.ConfigDict, output: str, from_folder: bool) ->
         f"config.format=orbax converts a Hugging Face folder, and {config.source} is the workdir"
         f" of a stage: use it as it is"
       )
-    if (pathlib.Path(output) / "checkpoints").exists():
-      raise FileExistsError(f"{output} already holds checkpoints: pass a new folder")
+    _refuse_checkpoints(output)
+
+
+def _refuse_checkpoints(output: str) -> None:
+  if checkpoint.is_finished(output):
+    raise FileExistsError(f"{output} already holds checkpoints: pass a new folder")
 
 
 def _tokenizer(
@@ -86,7 +94,19 @@ def _tokenizer(
       own,
     )
     return None
-  return hf_tokenizer.load(config.tokenizer or own)
+  return checkpoint.read_tokenizer(config.tokenizer or own)
+
+
+def _check_size(
+  config: ml_collections.ConfigDict,
+  model: ModelConfig,
+  itemsize: int,
+  tokenizer: PreTrainedTokenizerBase | None,
+) -> None:
+  """Raises where the model has too few rows for its tokenizer, or too much for the devices."""
+  if tokenizer is not None:
+    checkpoint.require_rows(model, tokenizer, f"--config.source={config.source}")
+  budget.check_source(config.source, model, itemsize, jax.devices())
 
 
 def _convert_folder(
@@ -97,20 +117,19 @@ def _convert_folder(
 ) -> None:
   """Loads a Hugging Face folder in the dtype that is asked for, and writes it."""
   preset = PRESETS[config.model]
-  try:
-    size = jnp.dtype(config.dtype).itemsize
+  with start.damage_named("config.source", config.source):
     found = hf_load.read_config(config.source)
-    budget.check_source(config.source, found, size, jax.devices())
+  _check_size(config, found, jnp.dtype(config.dtype).itemsize, tokenizer)
+  with start.damage_named("config.source", config.source):
     model, _, params = hf_load.load(
       config.source, mesh=mesh, dtype=preset.dtype, param_dtype=config.dtype,
       remat=preset.remat, vocab_multiple=mesh.shape["tensor"],
     )  # fmt: skip
-  except budget.TooLarge:
-    raise
-  except ValueError as error:
-    raise ConfigError(f"config.source={config.source}: {error}") from None
   if config.format == "orbax":
-    checkpoint.save(output, 0, model, params, tokenizer, start.variant(config))
+    with workdirs.alone_in(output):
+      _refuse_checkpoints(output)  # Another run may have come to its end by now.
+      checkpoint.clear_unfinished(output)
+      checkpoint.save(output, 0, model, params, tokenizer, start.variant(config))
   else:
     _write_folder(config, model, params, output, tokenizer)
 
@@ -122,6 +141,7 @@ def _write_folder(
   output: str,
   tokenizer: PreTrainedTokenizerBase | None,
 ) -> None:
-  hf_export.export_model(
-    model, params, output, tokenizer, config.dtype, base_model=config.base_model
-  )
+  with workdirs.alone_in(output):
+    hf_export.export_model(
+      model, params, output, tokenizer, config.dtype, base_model=config.base_model
+    )

@@ -157,6 +157,12 @@ def _check(config: ml_collections.ConfigDict) -> None:
       f"rl.prompts_per_step = {rl.prompts_per_step} cannot be split into"
       f" rl.updates_per_step = {rl.updates_per_step} equal parts"
     )
+  rows = rl.prompts_per_step // rl.updates_per_step
+  if rows % config.micro_batches:
+    raise ConfigError(
+      f"rl.prompts_per_step: {rows} rows of an update cannot be split into micro_batches ="
+      f" {config.micro_batches}"
+    )
   longest = sampling.prompt_length + rl.group_size * (sampling.max_new_tokens + 1)
   if longest > config.data.length:
     raise ConfigError(

@@ -1,6 +1,7 @@
 """How a stage begins: its scenes, pairs, tokenizer and weights, as the config names them."""
 
 from collections.abc import Iterator
+import contextlib
 import dataclasses
 import pathlib
 from typing import Any
@@ -21,7 +22,7 @@ from her_jax.models.config import PRESETS
 from her_jax.rl.judge import Judge
 from her_jax.roleplay import chat, judging, principles, prompts, schema
 from her_jax.roleplay.schema import PreferencePair, Trajectory
-from her_jax.training import checkpoint
+from her_jax.training import checkpoint, workdirs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,34 +82,44 @@ def start_model(
 
   Raises:
     checkpoint.MissingCheckpoint: `init_from` is none of these.
+    ConfigError: the tokenizer has ids for which the model has no rows.
   """
   source = pathlib.Path(config.init_from)
   if config.init_from and is_hugging_face(source):
-    tokenizer = hf_tokenizer.load(config.tokenizer or config.init_from)
     preset = PRESETS[config.model]
-    model, graphdef, params = hf_load.load(
-      source, mesh=mesh, dtype=preset.dtype, param_dtype=preset.param_dtype, remat=preset.remat,
-      vocab_multiple=mesh.shape["tensor"],
-    )  # fmt: skip
+    tokenizer = checkpoint.read_tokenizer(config.tokenizer or config.init_from)
+    with damage_named("config.init_from", config.init_from):
+      found = hf_load.read_config(source)
+    checkpoint.require_rows(found, tokenizer, f"--config.init_from={source}")
+    with damage_named("config.init_from", config.init_from):
+      model, graphdef, params = hf_load.load(
+        source, mesh=mesh, dtype=preset.dtype, param_dtype=preset.param_dtype,
+        remat=preset.remat, vocab_multiple=mesh.shape["tensor"],
+      )  # fmt: skip
     return checkpoint.Checkpoint(model, graphdef, params, tokenizer, variant(config))
   if config.init_from:
     require_folder(source, "config.init_from")
-    return checkpoint.load(config.init_from, mesh, "config.init_from")
+    return checkpoint.load(config.init_from, mesh, "config.init_from", config.tokenizer)
   if config.tokenizer:
-    tokenizer = hf_tokenizer.load(config.tokenizer)
+    tokenizer = checkpoint.read_tokenizer(config.tokenizer)
   else:
     tokenizer = hf_tokenizer.train(_texts(scenes.train), config.tokenizer_vocab)
   model = PRESETS[config.model]
   if config.model == "tiny":
     model = dataclasses.replace(model, vocab_size=len(tokenizer))
   model = dataclasses.replace(model, vocab_multiple=mesh.shape["tensor"])
-  if model.vocab_size < len(tokenizer):
-    raise ConfigError(
-      f"the tokenizer has {len(tokenizer)} tokens, the model {config.model} only"
-      f" {model.vocab_size} rows; pass the tokenizer that belongs to the model"
-    )
+  checkpoint.require_rows(model, tokenizer, f"--config.model={config.model}")
   graphdef, params = sharding.init_sharded(model, config.seed, mesh)
   return checkpoint.Checkpoint(model, graphdef, params, tokenizer, variant(config))
+
+
+@contextlib.contextmanager
+def damage_named(field: str, source: str) -> Iterator[None]:
+  """Makes what a folder's reader refuses a ConfigError that names the field of the config."""
+  try:
+    yield
+  except ValueError as error:
+    raise ConfigError(f"{field}={source}: {error}") from None
 
 
 def is_hugging_face(path: pathlib.Path) -> bool:
@@ -117,11 +128,15 @@ def is_hugging_face(path: pathlib.Path) -> bool:
 
 
 def require_folder(folder: pathlib.Path, field: str) -> None:
-  """Raises MissingCheckpoint, naming the field of the config, unless the folder is there."""
+  """Raises MissingCheckpoint, naming the field of the config, unless it may be a workdir."""
+  takes = "it takes a folder in Hugging Face format, a .gguf file or the workdir of a stage"
   if not folder.is_dir():
+    raise checkpoint.MissingCheckpoint(f"--{field}={folder}: no such folder; {takes}")
+  if not checkpoint.is_finished(folder.as_posix()) and (found := workdirs.model_in(folder)):
     raise checkpoint.MissingCheckpoint(
-      f"--{field}={folder}: no such folder; it takes a folder in Hugging Face format, a .gguf"
-      f" file or the workdir of an earlier stage"
+      f"--{field}={folder} holds {found} and neither *.safetensors nor a .gguf file, of which"
+      f" alone weights are read; save the model with safetensors (transformers:"
+      f" save_pretrained), or copy the files that are missing"
     )
 
 

@@ -40,15 +40,10 @@ def check(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) -> N
   """Stops a run that cannot fit. An export's size is that of its source: see `check_source`.
 
   Raises:
-    ConfigError: `config.model` names no preset.
     TooLarge: says what is needed, what is there, and the largest preset that fits.
   """
   if config.task not in _COPIES:
     return
-  if config.model not in PRESETS:
-    raise ConfigError(
-      f"config.model: no preset {config.model!r}; there are {', '.join(PRESETS)}"
-    )
   available = device_bytes(devices)
   needed = required_bytes(config.task, PRESETS[config.model])
   if not available or needed <= available:

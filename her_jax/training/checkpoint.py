@@ -93,6 +93,18 @@ def clear(workdir: str, *sources: str) -> None:
     shutil.rmtree(_folder(workdir), ignore_errors=True)
 
 
+def is_finished(workdir: str) -> bool:
+  """Whether a checkpoint lies there whole: one that was broken off has another name."""
+  return bool(_steps(workdir))
+
+
+def clear_unfinished(workdir: str) -> None:
+  """Removes what a save that was broken off has left."""
+  if jax.process_index() == 0 and _folder(workdir).exists():
+    for path in _folder(workdir).glob("*.orbax-checkpoint-tmp*"):
+      shutil.rmtree(path)
+
+
 def require(places: Mapping[str, str]) -> None:
   """Checks that there is a checkpoint in each of several workdirs.
 
@@ -112,17 +124,59 @@ def require(places: Mapping[str, str]) -> None:
     raise MissingCheckpoint("\n".join(missing))
 
 
-def load(workdir: str, mesh: jax.sharding.Mesh, what: str) -> Checkpoint:
+def read_tokenizer(folder: str) -> PreTrainedTokenizerBase:
+  """`hf_tokenizer.load`, with a ConfigError that names the folder where a file is broken."""
+  try:
+    return hf_tokenizer.load(folder)
+  except (FileNotFoundError, ConfigError):
+    raise
+  except Exception as error:  # tokenizers raises just that, transformers what it stumbles over.
+    said = error if isinstance(error, ValueError | OSError) else repr(error)
+    raise ConfigError(f"the tokenizer in {folder} cannot be read: {said}") from None
+
+
+def require_rows(model: ModelConfig, tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+  """Checks that the model has a row for each of the tokenizer's ids; it may have more.
+
+  Without the row, JAX looks up another one and says nothing.
+
+  Args:
+    source: what names the model, for the error.
+
+  Raises:
+    ConfigError: a row is missing, or the ids have gaps.
+  """
+  count, ids = len(tokenizer), max(tokenizer.get_vocab().values()) + 1
+  if ids > model.vocab_size:
+    raise ConfigError(
+      f"{source}: the tokenizer has {ids} ids, the model only {model.vocab_size} rows; pass the"
+      f" tokenizer that belongs to the model (--config.tokenizer)"
+    )
+  if ids > count:  # Ids from `count` on are taken for rows that only fill up.
+    raise ConfigError(
+      f"{source}: the tokenizer has {count} tokens and ids up to {ids - 1}; number them without"
+      f" gaps"
+    )
+
+
+def load(
+  workdir: str, mesh: jax.sharding.Mesh, what: str, tokenizer_folder: str = ""
+) -> Checkpoint:
   """Loads the newest checkpoint of a workdir onto a mesh, each device its own part.
 
   Args:
     what: the config field that names `workdir`, for the error.
+    tokenizer_folder: in the place of the workdir's own.
 
   Raises:
     MissingCheckpoint: there is none; the message says which stage writes it.
+    ConfigError: the tokenizer is another model's.
   """
+  model = model_config(workdir, what)
+  own = (epath.Path(workdir) / "tokenizer").as_posix()
+  tokenizer = read_tokenizer(tokenizer_folder or own)
+  require_rows(model, tokenizer, f"--{what}={workdir}")
   config, graphdef, params, variant, step = load_params(workdir, mesh, what)
-  tokenizer = hf_tokenizer.load((epath.Path(workdir) / "tokenizer").as_posix())
   return Checkpoint(config, graphdef, params, tokenizer, variant, step)
 
 
@@ -144,8 +198,7 @@ def load_params(
     _pure(abstract),
     _pure(sharding.shardings(abstract, mesh)),
   )
-  with _quiet():
-    pure = ocp.load_checkpointables(path.as_posix(), {"params": placed})["params"]
+  pure = _read(path, "params", placed)
   params = abstract
   nnx.replace_by_pure_dict(params, pure)
   config = dataclasses.replace(saved, vocab_multiple=mesh.shape["tensor"])
@@ -179,8 +232,25 @@ def _filled_up(
 def _meta(workdir: str, what: str) -> dict[str, Any]:
   require({what: workdir})
   path = _folder(workdir) / str(max(_steps(workdir)))
-  with _quiet():
-    return ocp.load_checkpointables(path.as_posix(), {"meta": None})["meta"]
+  return _read(path, "meta", None)
+
+
+def _read(path: epath.Path, part: str, abstract: Any) -> Any:
+  """One part of a checkpoint, or a ConfigError with what Orbax says of it."""
+  try:
+    with _quiet():
+      return ocp.load_checkpointables(path.as_posix(), {part: abstract})[part]
+  except (MemoryError, jax.errors.JaxRuntimeError):
+    raise
+  except Exception as error:  # Of a dozen types, by what is wrong where.
+    first: BaseException = error
+    while first.__cause__ is not None:
+      first = first.__cause__
+    said = " ".join(str(first).split())
+    raise ConfigError(
+      f"{path} cannot be read, a file is damaged or missing; copy it again, or run the stage that"
+      f" writes it. Orbax says of its {part}: {said[:160]}"
+    ) from error
 
 
 def _folder(workdir: str) -> epath.Path:
@@ -197,13 +267,19 @@ def _steps(workdir: str) -> list[int]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Keeps Orbax's account of its own work out of the run's log; warnings stay."""
-  before = logging.get_verbosity()
+  """Keeps Orbax's account of its own work out of the run's log; warnings stay.
+
+  So do not the tracebacks of its threads: what went wrong in them is raised.
+  """
+  before, logger = logging.get_verbosity(), logging.get_absl_logger()
+  no_traceback = lambda record: not record.exc_info
   logging.set_verbosity(logging.WARNING)
+  logger.addFilter(no_traceback)
   try:
     yield
   finally:
     logging.set_verbosity(before)
+    logger.removeFilter(no_traceback)
 
 
 def _pure(params: nnx.State) -> Any:

@@ -52,7 +52,14 @@ def token_log_probs(
   Returns:
     log_probs, entropy: float32 [batch, length], in nats; 0 in skipped chunks. No gradient
     flows through the entropy.
+
+  Raises:
+    ValueError: The temperature is not above 0.
   """
+  if not temperature > 0:  # NaN is not above 0 either.
+    raise ValueError(
+      f"temperature is {temperature}; logits are divided by it: pass one above 0"
+    )
   mesh = jax.sharding.get_abstract_mesh()
   alone = mesh.empty or mesh.size == 1
   embed, vocab = (None, None) if alone else RULES.spec(("embed", "vocab"), head.shape, mesh)
@@ -114,7 +121,7 @@ def _chunked_fwd(static, hidden, head, targets, weights):
     def one(piece):
       h, t, w, *state = piece
       add = lambda: _add_block(static, h, t, whole, index, *state)
-      return jax.lax.cond(jnp.any(w > 0), add, lambda: tuple(state))
+      return jax.lax.cond(jnp.any(w != 0), add, lambda: tuple(state))
 
     return jax.lax.map(one, (*pieces, *so_far)), None
 
@@ -156,7 +163,7 @@ def _chunked_bwd(static, kept, cotangents):
         return d_whole + more_whole, d_h + more_h
 
       keep = lambda d_whole, d_h: (d_whole, d_h)
-      return jax.lax.cond(jnp.any(w > 0), add, keep, d_whole, d_h)
+      return jax.lax.cond(jnp.any(w != 0), add, keep, d_whole, d_h)
 
     zeros = jnp.zeros(whole.shape, jnp.float32)
     d_whole, d_hidden = jax.lax.scan(one, zeros, (*pieces, d_hidden))

@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
+from configs import export as export_config
 from her_jax import sharding
+from her_jax.errors import ConfigError
 from her_jax.hf import export
 from her_jax.hf.load import load
 from her_jax.models.config import ModelConfig
+from her_jax.tasks import export as export_task
+from her_jax.training import checkpoint
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _CONFIG = ModelConfig(
@@ -59,6 +63,26 @@ setattr(owner, name, deadly)
 export.export_model(test._CONFIG, params, folder, max_shard_bytes=4000)
 """
 
+# Of an export with format=orbax: what Python reports just before, and the end of the path.
+_ORBAX_MOMENTS = {
+  "with an empty folder": ("os.mkdir", "/params"),
+  "with the weights and no list of them": ("open", "/params/_METADATA"),
+  "with all written": ("os.rename", ".orbax-checkpoint-tmp"),
+}
+_ORBAX_CHILD = """
+import os, signal, sys
+event, end = sys.argv.pop(1), sys.argv.pop(1)
+
+def deadly(name, args):
+  if name == event and "/checkpoints/" in str(args[0]) and str(args[0]).endswith(end):
+    if name != "open" or args[1] == "w":
+      os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(deadly)
+from her_jax import main
+main.run()
+"""
+
 
 def params() -> nnx.State:
   return sharding.init_sharded(_CONFIG, 0, sharding.make_mesh(devices=jax.devices()[:1]))[1]
@@ -96,3 +120,72 @@ def test_a_killed_export_does_not_look_whole_and_can_be_run_again(moments, tmp_p
     AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     with pytest.raises(FileExistsError, match="delete them"):
       export.export_model(_CONFIG, expected, folder)
+
+
+@pytest.mark.parametrize(
+  "moments",
+  [
+    ["with the weights and no list of them"],
+    pytest.param([m for m in _ORBAX_MOMENTS if "no list" not in m], marks=pytest.mark.slow),
+  ],
+  ids=["one", "others"],
+)
+def test_a_killed_export_to_a_workdir_can_be_run_again(moments, tmp_path):
+  source, expected = tmp_path / "source", params()
+  export.export_model(_CONFIG, expected, source)
+  children = {}
+  for i, moment in enumerate(moments):
+    command = [sys.executable, "-c", _ORBAX_CHILD, *_ORBAX_MOMENTS[moment]]
+    command += ["--config=configs/export.py:tiny", f"--workdir={tmp_path / str(i)}"]
+    command += [f"--config.source={source}", "--config.format=orbax"]
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"}
+    environment.pop("XLA_FLAGS", None)
+    children[moment] = subprocess.Popen(command, cwd=_ROOT, env=environment)
+  config = export_config.get_config("tiny")
+  config.update({"source": str(source), "format": "orbax"})
+  mesh = sharding.make_mesh(devices=jax.devices()[:1])
+  for i, (moment, child) in enumerate(children.items()):
+    assert child.wait(timeout=120) == -signal.SIGKILL, moment
+    folder = tmp_path / str(i)
+    checkpoints = folder / "export" / "checkpoints"
+    assert [path.suffix for path in checkpoints.iterdir()] == [".orbax-checkpoint-tmp"], moment
+    with pytest.raises(checkpoint.MissingCheckpoint):
+      checkpoint.require({"config.policy": str(folder / "export")})
+    # A later version of Orbax may number its leftovers.
+    (checkpoints / "0.orbax-checkpoint-tmp-17").mkdir()
+    export_task.run(config, str(folder), mesh)
+    assert [path.name for path in checkpoints.iterdir()] == ["0"]
+    found = checkpoint.load_params(str(folder / "export"), mesh, "config.policy")[2]
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    with pytest.raises(FileExistsError, match="already holds checkpoints"):
+      export_task.run(config, str(folder), mesh)
+
+
+_HOLDER = """
+import sys, time
+from her_jax.training import workdirs
+
+with workdirs.alone_in(sys.argv[1]):
+  print("in", flush=True)
+  time.sleep(100)
+"""
+
+
+def test_two_exports_do_not_write_into_one_folder(tmp_path):
+  """Each would take the other's files for those of one that was broken off."""
+  export.export_model(_CONFIG, params(), tmp_path / "source")
+  mesh = sharding.make_mesh(devices=jax.devices()[:1])
+  environment = {**os.environ, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"}
+  for to in ("huggingface", "orbax"):
+    output = tmp_path / to
+    config = export_config.get_config("tiny")
+    config.update({"source": str(tmp_path / "source"), "output": str(output), "format": to})
+    command = [sys.executable, "-c", _HOLDER, str(output)]
+    with subprocess.Popen(command, cwd=_ROOT, env=environment, stdout=subprocess.PIPE) as other:
+      assert other.stdout.readline() == b"in\n"
+      with pytest.raises(ConfigError, match="another run is writing into this folder"):
+        export_task.run(config, str(tmp_path), mesh)
+      assert not list(output.iterdir())
+      other.kill()
+    export_task.run(config, str(tmp_path), mesh)
+    assert list(output.iterdir())

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.models.config import ModelConfig
 from her_jax.roleplay import chat
 from her_jax.roleplay.prompts import Variant
-from her_jax.tasks import export
+from her_jax.tasks import export, start
 from her_jax.training import budget, checkpoint
 
 _CONFIG = ModelConfig(
@@ -188,6 +189,93 @@ def test_a_mistake_is_named_before_anything_is_written(
   assert not (tmp_path / "out").exists()
 
 
+_PYTORCH = "holds pytorch_model.* and neither .*safetensors nor a .gguf .* save_pretrained"
+# What to do with a Hugging Face folder -> what is said. None removes the file.
+_BROKEN_FOLDERS = {
+  "weights that are cut": ({"model.safetensors": 100}, "no safetensors file, or a part of one"),
+  "an index that is cut": ({"model.safetensors.index.json": b"{"}, "index.json is broken"),
+  "a config that is cut": ({"config.json": 20}, "config.json"),
+  "a tokenizer that is cut": ({"tokenizer.json": 20}, "tokenizer in .* cannot be read"),
+  "another tokenizer": ({"tokenizer.json": b"[]"}, "tokenizer in .* cannot be read"),
+  "one file of PyTorch's": (
+    {"model.safetensors": None, "pytorch_model.bin": b""},
+    _PYTORCH,
+  ),
+  "several files of PyTorch's": (
+    {"model.safetensors": None, "pytorch_model-00001-of-00002.bin": b"", "config.json": None},
+    _PYTORCH,
+  ),
+  "no weights": ({"model.safetensors": None}, "holds config.json and neither"),
+  "nothing of a model": (
+    {"model.safetensors": None, "config.json": None},
+    "no checkpoint under .*copy/checkpoints",
+  ),
+}
+
+
+@pytest.mark.parametrize("task", ["export", "training"])
+@pytest.mark.parametrize("broken", _BROKEN_FOLDERS)
+def test_a_broken_folder_is_named_with_what_is_wrong(broken, task, folder, mesh, tmp_path):
+  copy = shutil.copytree(folder, tmp_path / "copy")
+  changes, message = _BROKEN_FOLDERS[broken]
+  for name, content in changes.items():
+    if content is None:
+      (copy / name).unlink()
+    else:
+      whole = content if isinstance(content, bytes) else (copy / name).read_bytes()[:content]
+      (copy / name).write_bytes(whole)
+  field = {"export": "source", "training": "init_from"}[task]
+  with pytest.raises((ConfigError, checkpoint.MissingCheckpoint), match=message) as error:
+    if task == "export":
+      export.run(_config(source=copy), str(tmp_path / "out"), mesh)
+    else:
+      start.start_model(_config(init_from=copy), mesh, start.Scenes([], []))
+  assert str(copy) in str(error.value) and "\n" not in str(error.value)
+  if "tokenizer" not in broken and "config" not in broken:
+    assert f"config.{field}" in str(error.value)
+  assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("given", ["its own", "another"])
+@pytest.mark.parametrize(
+  "source, to", [("stage", "huggingface"), ("folder", "huggingface"), ("folder", "orbax")]
+)
+def test_a_tokenizer_with_more_ids_than_rows_is_refused(
+  source, to, given, stage, folder, mesh, tokenizer, tmp_path
+):
+  larger = hf_tokenizer.train(["Una waits. Una: Sit."], 320)
+  larger.add_tokens([f"<extra {i}>" for i in range(_CONFIG.vocab_size + 1 - len(larger))])
+  larger.save_pretrained(tmp_path / "larger")
+  place = {"stage": stage[0], "folder": folder}[source]
+  settings = {"tokenizer": tmp_path / "larger"}
+  if given == "its own":
+    place = shutil.copytree(place, tmp_path / "copy")
+    larger.save_pretrained(place / "tokenizer" if source == "stage" else place)
+    settings = {}
+  config = _config(source=place, format=to, output=tmp_path / "new", **settings)
+  message = f"--config.source={place}: the tokenizer has 331 ids, the model only 330 rows; pass"
+  with pytest.raises(ConfigError, match=message):
+    export.run(config, str(tmp_path), mesh)
+  assert not (tmp_path / "new").exists()
+  # One id less is one for each row.
+  tokenizer.save_pretrained(tmp_path / "fits")
+  config.tokenizer = str(tmp_path / "fits")
+  export.run(config, str(tmp_path), mesh)
+
+
+@pytest.mark.parametrize("to", ["huggingface", "orbax"])
+@pytest.mark.parametrize(
+  "name", ["model-00001-of-00002.safetensors", "model.gguf", "pytorch_model.bin"]
+)
+def test_nothing_is_written_beside_the_weights_of_a_model(name, to, folder, mesh, tmp_path):
+  files = {name: "weights", "config.json": "{}", "tokenizer.json": "{}"}
+  for file, text in files.items():
+    (tmp_path / file).write_text(text)
+  with pytest.raises(FileExistsError, match=f"already holds .*{name}"):
+    export.run(_config(source=folder, output=tmp_path, format=to), "", mesh)
+  assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
+
+
 def test_only_the_weights_have_to_fit(stage, mesh, tmp_path, monkeypatch):
   """Four bytes a parameter: no moments, no gradients."""
   size = 4 * _CONFIG.num_params()
@@ -197,6 +285,38 @@ def test_only_the_weights_have_to_fit(stage, mesh, tmp_path, monkeypatch):
   monkeypatch.setattr(budget, "device_bytes", lambda devices: size)
   export.run(_config(source=stage[0]), str(tmp_path), mesh)
   assert (pathlib.Path(tmp_path) / "export" / "config.json").is_file()
+
+
+_LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv.pop(1))))
+from her_jax import main
+main.run()
+"""
+
+
+@pytest.mark.parametrize(
+  "to, limit",
+  [
+    ("huggingface", 8_000),  # Of tokenizer.json; the weights are larger.
+    ("huggingface", 40_000),
+    ("orbax", 8_000),
+    ("orbax", 40_000),
+  ],
+)
+def test_a_disk_that_is_full_is_told_in_one_line(to, limit, folder, mesh, tmp_path):
+  """As a limit of the size of a file; its message differs only in the words of the system."""
+  command = [sys.executable, "-c", _LIMITED, str(limit), "--config=configs/export.py:tiny"]
+  command += [f"--workdir={tmp_path}", f"--config.source={folder}", f"--config.format={to}"]
+  done = subprocess.run(
+    command, cwd=pathlib.Path(__file__).parents[2], capture_output=True, text=True, timeout=120,
+    env={k: v for k, v in os.environ.items() if k != "XLA_FLAGS"},
+  )  # fmt: skip
+  assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr[-3000:]
+  (told,) = [line for line in done.stderr.splitlines() if line.startswith("her_jax: ")]
+  assert "The disk is full: make room" in told
+  # What is left can be begun anew.
+  export.run(_config(source=folder, format=to), str(tmp_path), mesh)
 
 
 @pytest.mark.slow

@@ -338,6 +338,24 @@ def test_training_starts_from_a_file_with_its_own_tokenizer(tmp_path):
   assert all(value.dtype == jnp.float32 for value in flat.values())
 
 
+@pytest.mark.parametrize("given", ["its own", "config.tokenizer"])
+def test_file_with_fewer_rows_than_its_tokenizer_has_ids_is_refused(given, tmp_path):
+  tokenizer = hf_tokenizer.train(["Una waits on the quay. Perran sits."], 320)
+  config = dataclasses.replace(_LLAMA, vocab_size=len(tokenizer) - 1)
+  settings = sft.get_config("tiny")
+  settings.init_from = str(tmp_path / "model.gguf")
+  extra = None
+  if given == "its own":
+    extra = lambda writer: _add_tokenizer(writer, tokenizer, len(tokenizer))
+  else:
+    tokenizer.save_pretrained(tmp_path / "given")
+    settings.tokenizer = str(tmp_path / "given")
+  _write(tmp_path / "model.gguf", config, extra=extra)
+  message = f"has {len(tokenizer)} ids, the model only {len(tokenizer) - 1} rows"
+  with pytest.raises(ConfigError, match=message):
+    start.start_model(settings, sharding.make_mesh(), start.Scenes([], []))
+
+
 def test_tokenizer_that_cannot_be_rebuilt_is_refused(tmp_path):
   bare = _write(tmp_path / "bare.gguf", _LLAMA)
   with pytest.raises(ConfigError, match="kind None.*set config.tokenizer"):

@@ -1,6 +1,7 @@
 """Rows that fill up the vocabulary: never seen in a file, never learnt."""
 
 import dataclasses
+import json
 
 from flax import nnx
 import jax
@@ -11,13 +12,18 @@ import optax
 import pytest
 from safetensors.numpy import load_file
 
+from configs import sft
 from her_jax import sharding
+from her_jax.errors import ConfigError
+from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.hf.config import to_hf
 from her_jax.hf.export import export_model
 from her_jax.hf.load import load
 from her_jax.models.config import ModelConfig
 from her_jax.models.qwen3 import abstract_model
+from her_jax.roleplay.prompts import Variant
 from her_jax.tasks import start
+from her_jax.training import checkpoint
 from her_jax.training import step as steps
 from her_jax.training.state import TrainState
 
@@ -131,6 +137,57 @@ def test_the_mesh_decides_the_multiple_where_a_model_starts():
   assert model.config.vocab_multiple == 4
   table = model.params["embedding"].get_value()
   assert len(table) % 4 == 0 and len(table) >= len(model.tokenizer)
+
+
+def _tokenizer(folder, last, count=301):
+  """Saves one with ids up to `last`; returns the folder."""
+  tokenizer = hf_tokenizer.train(["Una waits."], 290)
+  tokenizer.add_tokens([f"<extra {i}>" for i in range(count - 1 - len(tokenizer))])
+  tokenizer.save_pretrained(folder)
+  path = folder / "tokenizer.json"
+  parts = json.loads(path.read_text())
+  parts["model"]["vocab"]["<last>"] = last
+  path.write_text(json.dumps(parts))
+  return folder
+
+
+@pytest.mark.parametrize("given", ["its own", "config.tokenizer"])
+@pytest.mark.parametrize("source", ["random weights", "folder", "workdir"])
+@pytest.mark.parametrize(
+  "last, count, message",
+  [
+    (300, 301, None),
+    (301, 302, "has 302 ids, the model only 301 rows; pass the tokenizer that belongs"),
+    (301, 301, "has 302 ids, the model only 301 rows"),
+    (300, 300, "has 300 tokens and ids up to 300; number them without gaps"),
+  ],
+)
+def test_training_starts_only_with_a_row_for_every_id(
+  source, given, last, count, message, tmp_path, monkeypatch
+):
+  """Where there is none JAX looks up another, and the loss looks like any other."""
+  model = dataclasses.replace(_CONFIG, vocab_size=301)
+  monkeypatch.setitem(start.PRESETS, "random weights", model)
+  config = sft.get_config("tiny")
+  folder = tmp_path / source
+  if source != "random weights":
+    config.init_from = str(folder)
+    params = sharding.init_sharded(model, 0, _mesh(fsdp=1))[1]
+    if source == "folder":
+      export_model(model, params, folder)
+    else:
+      checkpoint.save(str(folder), 1, model, params, None, Variant())
+  config.model = "random weights"
+  if given == "its own" and source != "random weights":
+    _tokenizer({"folder": folder, "workdir": folder / "tokenizer"}[source], last, count)
+  else:
+    config.tokenizer = str(_tokenizer(tmp_path / "given", last, count))
+  begin = lambda: start.start_model(config, _mesh(fsdp=1), start.Scenes([], []))
+  if message is None:
+    assert len(begin().tokenizer) == count
+    return
+  with pytest.raises(ConfigError, match=message):
+    begin()
 
 
 def test_a_multiple_below_one_is_refused():

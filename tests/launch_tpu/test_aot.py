@@ -94,15 +94,91 @@ def test_slices_are_joined_by_data_alone():
     sharding.make_mesh(fsdp=8, devices=chips)
 
 
-def _run(tmp_path, *args, timeout=900):
-  done = subprocess.run(
-    [sys.executable, "-m", "launch_tpu.aot", *args, f"--out={tmp_path}/aot.json"],
-    cwd=ROOT,
-    env={k: v for k, v in os.environ.items() if k != "XLA_FLAGS"},
+def _run_aot(*args, timeout=900, cwd=ROOT):
+  return subprocess.run(
+    [sys.executable, "-m", "launch_tpu.aot", *args],
+    cwd=cwd,
+    env={k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"PYTHONPATH": str(ROOT)},
     capture_output=True,
     text=True,
     timeout=timeout,
   )
+
+
+# Name -> (arguments, exit code, what the message must hold). {folder} is the test's own.
+_MISTAKES = {
+  "unknown pod": (("--pod=v9-1",), 2, ("--pod=v9-1", "v5p-128")),
+  "unknown pod in the config": (("--config.pod=v9-1",), 1, ("config.pod: no pod 'v9-1'",)),
+  "no pod": (("--config=configs/sft.py",), 1, ("name a pod with --pod", "v5p-128")),
+  "unknown remat": (("--config.remat=nonsense",), 1, ("config.remat", "'nonsense'", "minimal")),
+  "unknown model": (("--config.model=foo",), 1, ("config.model", "'foo'", "qwen3-32b")),
+  "missing config file": (
+    ("--config=configs/nowhere.py",),
+    2,
+    ("configs/nowhere.py: no such",),
+  ),
+  "unknown preset": (("--config=configs/sft.py:v9-1",), 2, ("'v9-1'", "v5p-128")),
+  "unknown field": (
+    ("--config.stepz=3",),
+    2,
+    ("no such config field: --config.stepz", "steps"),
+  ),
+  "unknown field of a config that is named": (
+    ("--config=configs/rl.py:v5p-128", "--config.rl.stepz=3"),
+    2,
+    ("no such config field: --config.rl.stepz", "steps"),
+  ),
+  "wrong value": (("--config.steps=many",), 2, ("many",)),
+  "unknown program": (("--programs=trian",), 1, ("no program 'trian'", "prefill")),
+  "no programs": (("--programs=",), 1, ("--programs names none", "prefill")),
+  "a program that the task lacks": (
+    ("--config=configs/genrm.py:v5p-128", "--programs=prefill"),
+    1,
+    ("prefill is no program of task genrm",),
+  ),
+  "a task without programs": (
+    ("--config=configs/export.py", "--pod=v5p-16"),
+    1,
+    ("task export has no programs",),
+  ),
+  "a result in no folder": (
+    ("--out={folder}/none/a.json",),
+    1,
+    ("--out={folder}/none/a.json",),
+  ),
+  "a result that is a folder": (("--out={folder}",), 1, ("--out={folder} is no file",)),
+  "a mesh that does not fit": (("--config.mesh.tensor=3",), 1, ("tensor=3", "64 devices")),
+  "micro-batches": (("--config.micro_batches=3",), 1, ("64 rows", "micro_batches = 3")),
+}
+# Told by what the pod's devices are, for which libtpu is asked.
+_OF_DEVICES = ("a mesh that does not fit", "micro-batches")
+
+
+@pytest.mark.parametrize(
+  "mistake",
+  [pytest.param(m, marks=needs_libtpu if m in _OF_DEVICES else ()) for m in _MISTAKES],
+)
+def test_a_mistake_is_told_in_one_line_before_anything_is_compiled(mistake, tmp_path):
+  arguments, code, parts = _MISTAKES[mistake]
+  put = lambda text: text.replace("{folder}", str(tmp_path))
+  done = _run_aot(*map(put, arguments), timeout=120)
+  assert done.returncode == code
+  assert "Traceback" not in done.stderr, done.stderr[-3000:]
+  usage = "no pod", "unknown program", "no programs"  # Those come behind the flags.
+  own = [line for line in done.stderr.splitlines() if line.startswith("aot: ")]
+  assert len(own) == (mistake not in usage)
+  for part in map(put, parts):
+    assert part in (own[0] if own else done.stdout + done.stderr)
+
+
+def test_the_config_that_nobody_named_is_missed_elsewhere(tmp_path):
+  done = _run_aot(cwd=tmp_path, timeout=120)
+  assert done.returncode == 2
+  assert f"aot: --config=configs/sft.py: no such file from {tmp_path}" in done.stderr
+
+
+def _run(tmp_path, *args, timeout=900):
+  done = _run_aot(*args, f"--out={tmp_path}/aot.json", timeout=timeout)
   return done, json.loads((tmp_path / "aot.json").read_text())
 
 

@@ -197,6 +197,10 @@ def test_the_clip_is_one_sided_and_unequal(model, drawn, log_ratio, advantage, g
   assert count == len(completion.ids)
   np.testing.assert_allclose(-total / count, gain, rtol=1e-3)
   assert extra["clipped_share"] == clipped * count
+  # A weight below 0 turns the sign and changes nothing else.
+  row["loss_weights"] = -row["loss_weights"]
+  negative, _, _ = _evaluate(model, _batch([row]))
+  np.testing.assert_allclose(negative, -total, rtol=1e-5)
 
 
 def test_a_filler_log_probability_of_minus_infinity_does_no_harm(model, drawn):

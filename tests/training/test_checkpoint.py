@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import shutil
 
 from flax import nnx
 import jax
@@ -202,3 +203,45 @@ def test_all_that_is_missing_is_named_at_once(saved, tmp_path):
   one, two = str(error.value).splitlines()
   assert "--config.baseline" in one and "empty path" in one
   assert "--config.judge" in two and str(tmp_path) in two
+
+
+def _without(name):
+  return lambda step: shutil.rmtree(step / name)
+
+
+def _cut(pattern):
+  def cut(step):
+    for path in filter(pathlib.Path.is_file, step.glob(pattern)):
+      path.write_bytes(path.read_bytes()[:20])
+
+  return cut
+
+
+@pytest.mark.parametrize("read", ["load", "load_params"])
+@pytest.mark.parametrize(
+  "damage, part",
+  [
+    (_without("meta"), "meta"),
+    (_cut("meta/**/*"), "meta"),
+    (_without("params"), "params"),
+    (_cut("params/_METADATA"), "params"),
+    (_cut("params/ocdbt.process_0/d/*"), "params"),
+  ],
+  ids=["no meta", "meta cut", "no params", "list cut", "weights cut"],
+)
+def test_a_damaged_checkpoint_is_named_with_the_mend(saved, read, damage, part, tmp_path):
+  workdir = shutil.copytree(saved[0], tmp_path / "copy")
+  damage(workdir / "checkpoints" / "7")
+  message = f"(?s){workdir}/checkpoints/7 cannot be read.* copy it again.* of its {part}: "
+  with pytest.raises(ConfigError, match=message) as error:
+    getattr(checkpoint, read)(str(workdir), _mesh(1), "config.policy")
+  assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_a_damaged_tokenizer_is_named(saved, name, text, tmp_path):
+  workdir = shutil.copytree(saved[0], tmp_path / "copy")
+  (workdir / "tokenizer" / name).write_text(text)
+  with pytest.raises(ConfigError, match=f"tokenizer in {workdir}/tokenizer cannot be read"):
+    checkpoint.load(str(workdir), _mesh(1), "config.policy")

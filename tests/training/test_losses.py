@@ -56,7 +56,7 @@ def _assert_equal(found, plain, weights):
   (loss, (chosen, entropy)), gradients = found
   (plain_loss, (plain_chosen, plain_entropy)), plain_gradients = plain
   np.testing.assert_allclose(loss, plain_loss, rtol=1e-5)
-  on = weights > 0
+  on = weights != 0
   np.testing.assert_allclose(chosen[on], plain_chosen[on], rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(entropy[on], plain_entropy[on], rtol=1e-4, atol=1e-5)
   for one, two in zip(gradients, plain_gradients, strict=True):
@@ -126,3 +126,20 @@ def test_rows_beyond_the_tokenizer_get_no_probability_and_no_gradient():
 
   gradient = np.asarray(jax.grad(loss)(head))
   assert not gradient[:, 6:].any() and gradient[:, :6].any()
+
+
+def test_a_chunk_is_skipped_only_where_every_weight_is_0():
+  """Also where all weights of a chunk are below 0, or cancel out."""
+  hidden, head, targets, weights = _inputs()
+  weights[0, 9:14] = [-1.0, 1.0, -0.5, 0.25, 0.25]
+  weights[1, 31] = -0.5
+  inputs = hidden, head, targets, weights
+  found = _run(_pieces, *inputs, 0.6, chunk=8, block=128)
+  _assert_equal(found, _run(_plain, *inputs, 0.6), weights)
+  assert np.asarray(found[0][1][0])[1, 31] != 0
+
+
+@pytest.mark.parametrize("temperature", [0, 0.0, -1.0, float("nan")])
+def test_a_temperature_without_a_distribution_is_refused(temperature):
+  with pytest.raises(ValueError, match="temperature.* above 0"):
+    jax.eval_shape(lambda *inputs: _pieces(*inputs, temperature), *_inputs())
