@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from her_jax.errors import ConfigError
 from her_jax.hf.source import Source
-from her_jax.models.config import RopeScaling
+from her_jax.models.config import RopeScaling, require
 from her_jax.models.rope import scaling_factors
 
 # Metadata behind the architecture's name -> the field of config.json.
@@ -89,6 +89,11 @@ def read(path: Path) -> Source:
   if factors is not None:
     hf["rope_scaling"] = _llama3(path, hf, factors.data)
 
+  if hf["num_hidden_layers"] > len(tensors):  # The table of names would be as long.
+    raise ConfigError(
+      f"{path}: {arch}.block_count={hf['num_hidden_layers']:,} is more than its {len(tensors):,} "
+      "tensors."
+    )
   names = package.get_tensor_name_map(package.MODEL_ARCH[arch.upper()], hf["num_hidden_layers"])
 
   def rename(name: str) -> str:
@@ -266,6 +271,9 @@ def _config(path: Path, arch: str, metadata: Mapping[str, Any]) -> dict[str, Any
   for key, value in metadata.items():
     if key not in _NEEDLESS and isinstance(value, list | bool):
       raise ConfigError(f"{path}: {arch}.{key} must be one value, got {value!r}.")
+  # What is computed with before `from_hf` sees it.
+  for key in ("block_count", "embedding_length", "attention.head_count"):
+    require(f"{path}: {arch}.{key}", metadata[key], "size")
   hf = {
     "model_type": arch,
     **{_FIELDS[k]: _plain(metadata[k]) for k in _FIELDS if k in metadata},

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from her_jax.errors import ConfigError
+
 # What a list entry says beside its two blocks. Nothing is computed for one that is neither
 # full nor masked: what follows the end of a list, and the one entry of a row without pairs.
 FIRST = 1  # of its row: the row's sums start at nothing
@@ -97,14 +99,15 @@ def first_queries(slots: int, block_q: int, shards: int = 1) -> np.ndarray:
   0 7 | 2 5 | 4 3 | 6 1: the even one first, see `context.deal`.
 
   Raises:
-    ValueError: the slots do not divide into two equal chunks a shard.
+    ConfigError: the slots do not divide into two equal chunks a shard.
   """
   if shards == 1:
     return np.arange(0, slots, block_q, dtype=np.int32)[None]
   if slots % (2 * shards):
-    raise ValueError(
+    raise ConfigError(
       f"Rows of {slots} slots over context={shards}: each shard has two equal chunks, so take "
-      f"a length that {2 * shards} divides."
+      f"a length that {2 * shards} divides, as {round_up(slots, 2 * shards)}, or another context "
+      "of the mesh."
     )
   chunk = slots // (2 * shards)
   even = np.arange(shards)
@@ -146,8 +149,8 @@ def block_pairs(
       its own, over all keys of the row.
 
   Raises:
-    ValueError: `visible_until` is not int32 [batch, length], the shards do not divide it, or
-      there are more blocks than an entry can name.
+    ValueError: `visible_until` is not int32 [batch, length].
+    ConfigError: the shards do not divide it, or there are more blocks than an entry can name.
   """
   if visible_until.ndim != 2 or visible_until.dtype != jnp.int32:
     raise ValueError(
@@ -158,7 +161,7 @@ def block_pairs(
   first = first_queries(slots, block_q, shards)
   first_k = np.arange(0, slots, block_k)
   if max(first.shape[1], first_k.size) > MAX_BLOCKS:
-    raise ValueError(
+    raise ConfigError(
       f"{slots} slots are {first.shape[1]} blocks of {block_q} queries and {first_k.size} "
       f"blocks of {block_k} keys; at most {MAX_BLOCKS} of either fit a list entry: take "
       "larger blocks."

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from her_jax.errors import ConfigError
 from her_jax.models import context
 from her_jax.models.attention import attention, attention_mask
 from her_jax.models.block_pairs import BlockPairs, block_pairs, block_sizes
@@ -58,10 +59,10 @@ def resolve(kind: Kind, length: int, head_dim: int, dtype: str) -> Kind:
   reference elsewhere.
 
   Raises:
-    ValueError: kind is "cudnn", which cannot compute this.
+    ConfigError: kind is "cudnn", which cannot compute this.
   """
   if kind == "cudnn" and (reason := cudnn_refusal(length, head_dim, dtype)):
-    raise ValueError(f"attention='cudnn': {reason}. Take attention='auto' or 'reference'.")
+    raise ConfigError(f"attention='cudnn': {reason}. Take attention='auto' or 'reference'.")
   if kind != "auto":
     return kind
   if jax.default_backend() == "tpu":
@@ -84,7 +85,7 @@ def prepare(kind: Kind, visible_until: jax.Array, head_dim: int, dtype: str) -> 
     dtype: of q, k and v.
 
   Raises:
-    ValueError: the kernel cannot compute rows of this length on this mesh or backend.
+    ConfigError: the kernel cannot compute rows of this length on this mesh or backend.
   """
   length = visible_until.shape[1]
   name, _, interpret = resolve(kind, length, head_dim, dtype).partition("_")
@@ -96,7 +97,7 @@ def prepare(kind: Kind, visible_until: jax.Array, head_dim: int, dtype: str) -> 
     return Plan(pairs=block_pairs(visible_until, *blocks, shards), interpret=bool(interpret))
   if name == "splash":
     if shards > 1:
-      raise ValueError(
+      raise ConfigError(
         f"attention='splash' needs whole rows, but the mesh splits them over context={shards}: "
         "take attention='tree'."
       )

@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
+from her_jax.errors import ConfigError
 from her_jax.models.block_pairs import (
   LANES,
   MAX_LIST_BYTES,
@@ -73,8 +74,8 @@ def tree_attention(
     [batch, queries, heads, head_dim], in q's dtype.
 
   Raises:
-    ValueError: shapes or types do not fit together, `pairs` are those of other rows, or
-      their lists exceed the chip's scalar memory.
+    ValueError: shapes or types do not fit together, or `pairs` are those of other rows.
+    ConfigError: their lists exceed the chip's scalar memory.
   """
   _check(q, k, v, visible_until)
   batch, queries, _, head_dim = q.shape
@@ -92,7 +93,7 @@ def tree_attention(
       f"query, in blocks of {blocks}: build them from the same visible_until."
     )
   if (pairs.q_major.size + padded // pairs.block_q) * 4 > MAX_LIST_BYTES:
-    raise ValueError(
+    raise ConfigError(
       f"{batch} rows of {length} slots list {batch} · {pairs.q_major.shape[2]} block pairs; "
       f"the scalar memory holds {MAX_LIST_BYTES // 4}: take larger blocks, or fewer rows a "
       "device."

@@ -191,8 +191,8 @@ def load_params(
   """What `load` loads and raises, but for the tokenizer, which need not be there."""
   meta = _meta(workdir, what)
   path = _folder(workdir) / str(max(_steps(workdir)))
-  config = ModelConfig(**meta["model"])
-  graphdef, abstract = abstract_model(config)
+  saved = ModelConfig(**meta["model"])
+  _, abstract = abstract_model(saved)
   placed = jax.tree.map(
     lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at),
     _pure(abstract),
@@ -201,7 +201,32 @@ def load_params(
   pure = _read(path, "params", placed)
   params = abstract
   nnx.replace_by_pure_dict(params, pure)
+  config = dataclasses.replace(saved, vocab_multiple=mesh.shape["tensor"])
+  graphdef, params = _filled_up(config, params, mesh)
   return config, graphdef, params, Variant(**meta["prompt"]), int(meta["step"])
+
+
+def _filled_up(
+  config: ModelConfig, params: nnx.State, mesh: jax.sharding.Mesh
+) -> tuple[nnx.GraphDef, nnx.State]:
+  """The same model with the vocabulary filled up to another multiple of rows of zeros.
+
+  Saved with tensor=4, 330 tokens have 332 rows. Restored with tensor=8 they need 336: 332 do
+  not divide, and every device would hold the whole table.
+  """
+  graphdef, abstract = abstract_model(config)
+
+  def change(old: jax.Array, new: jax.ShapeDtypeStruct, place: jax.sharding.Sharding):
+    if old.shape == new.shape:
+      return old
+    more = [(0, new.shape[axis] - size) for axis, size in enumerate(old.shape)]
+    # What is cut off are zeros too.
+    return jax.jit(
+      lambda x: jax.lax.pad(x, x.dtype.type(0), [(*ends, 0) for ends in more]),
+      out_shardings=place,
+    )(old)
+
+  return graphdef, jax.tree.map(change, params, abstract, sharding.shardings(abstract, mesh))
 
 
 def _meta(workdir: str, what: str) -> dict[str, Any]:

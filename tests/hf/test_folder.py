@@ -3,7 +3,6 @@
 import json
 import struct
 
-from flax import nnx
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -15,27 +14,9 @@ from her_jax.hf import names
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.hf.export import export_model
 from her_jax.hf.load import load, read_config
-from her_jax.models.config import ModelConfig
 from her_jax.tasks import start
 
 _INDEX = "model.safetensors.index.json"
-_CONFIG = ModelConfig(
-  vocab_size=320,
-  hidden_size=16,
-  intermediate_size=32,
-  num_layers=2,
-  num_heads=2,
-  num_kv_heads=1,
-  head_dim=8,
-  tie_embeddings=True,
-  max_position_embeddings=64,
-  dtype="float32",
-)
-
-
-@pytest.fixture(scope="module")
-def params() -> nnx.State:
-  return sharding.init_sharded(_CONFIG, 0, sharding.make_mesh())[1]
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +25,21 @@ def tokenizer():
 
 
 @pytest.fixture(params=["one file", "many"])
-def folder(request, params, tokenizer, tmp_path):
+def folder(config, request, params, tokenizer, tmp_path):
   size = {"one file": 2**30, "many": 8000}[request.param]
-  export_model(_CONFIG, params, tmp_path, tokenizer, max_shard_bytes=size)
+  export_model(config, params, tmp_path, tokenizer, max_shard_bytes=size)
   return tmp_path
 
 
 @pytest.fixture
-def one(params, tokenizer, tmp_path):
-  export_model(_CONFIG, params, tmp_path, tokenizer)
+def one(config, params, tokenizer, tmp_path):
+  export_model(config, params, tmp_path, tokenizer)
   return tmp_path
 
 
 @pytest.fixture
-def many(params, tokenizer, tmp_path):
-  export_model(_CONFIG, params, tmp_path, tokenizer, max_shard_bytes=8000)
+def many(config, params, tokenizer, tmp_path):
+  export_model(config, params, tmp_path, tokenizer, max_shard_bytes=8000)
   return tmp_path
 
 
@@ -145,9 +126,9 @@ def test_the_index_names_files_of_its_folder(many, name):
     load(many)
 
 
-def test_two_sets_of_weights_are_refused(many, params, tmp_path):
+def test_two_sets_of_weights_are_refused(config, many, params, tmp_path):
   """The index of one model, and the only file of a newer one."""
-  export_model(_CONFIG, params, tmp_path / "new")
+  export_model(config, params, tmp_path / "new")
   (tmp_path / "new" / "model.safetensors").rename(many / "model.safetensors")
   for read in (load, read_config, _start):
     with pytest.raises(

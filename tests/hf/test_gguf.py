@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import sys
 
 import gguf
@@ -226,6 +227,12 @@ def test_rotary_factors_of_llama_3_are_recognised_or_refused(tmp_path):
     ({"attention.value_length": 8}, "value_length=8 is unsupported where heads are 32 wide"),
     ({"rope.dimension_count": 16}, "rope.dimension_count=16"),
     ({"attention.head_count": 3}, "model.gguf: num_heads=3 is not a multiple"),
+    ({"attention.head_count": 0}, "model.gguf: qwen3.attention.head_count must be a whole"),
+    ({"embedding_length": 64.0}, "model.gguf: qwen3.embedding_length must be a whole number"),
+    ({"block_count": "2"}, "model.gguf: qwen3.block_count must be a whole number"),
+    ({"block_count": 2**31 - 1}, "model.gguf: qwen3.block_count=2,147,483,647 is more than"),
+    ({"context_length": "64"}, "model.gguf: max_position_embeddings must be a whole number"),
+    ({"rope.freq_base": math.nan}, "model.gguf: rope_theta must be a finite number"),
     ({"rope.scaling.type": "longrope"}, "model.gguf: .*rope_type='longrope'"),
   ],
 )

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from her_jax.errors import ConfigError
 from her_jax.models.attention import attention_mask
 from her_jax.models.block_pairs import (
   FIRST,
@@ -152,11 +153,11 @@ def test_block_sizes(length, head_dim, block):
 
 def test_rows_too_long_for_an_entry_or_the_scalar_memory_are_refused():
   too_long = jax.ShapeDtypeStruct((1, 4096 * 128), jnp.int32)
-  with pytest.raises(ValueError, match="4096 blocks of 128 queries.*at most 4095"):
+  with pytest.raises(ConfigError, match="4096 blocks of 128 queries.*at most 4095"):
     jax.eval_shape(functools.partial(block_pairs, block_q=128, block_k=128), too_long)
   fits = jax.ShapeDtypeStruct((1, 4095 * 128), jnp.int32)
   jax.eval_shape(functools.partial(block_pairs, block_q=128, block_k=128), fits)
-  with pytest.raises(ValueError, match="8 rows of 131072 slots list 8 · 32896 block pairs"):
+  with pytest.raises(ConfigError, match="8 rows of 131072 slots list 8 · 32896 block pairs"):
     heads = [jax.ShapeDtypeStruct((8, 2**17, n, 16), jnp.float32) for n in (4, 2, 2)]
     jax.eval_shape(tree_attention, *heads, jax.ShapeDtypeStruct((8, 2**17), jnp.int32))
   with pytest.raises(ValueError, match="float32.*int32"):

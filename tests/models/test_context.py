@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
+from her_jax.errors import ConfigError
 from her_jax.models import context, dispatch
 from her_jax.models.block_pairs import MAX_LIST_BYTES, block_pairs, block_sizes, first_queries
 from her_jax.sharding import make_mesh
@@ -118,6 +119,21 @@ def test_shards_have_equal_work_and_short_lists_at_131072_slots(shards):
   assert pairs.q_major.nbytes // shards + pairs.first.nbytes // shards < MAX_LIST_BYTES / 8
 
 
-def test_rows_that_do_not_divide_into_chunks_are_refused():
-  with pytest.raises(ValueError, match="Rows of 42 slots over context=4.*that 8 divides"):
-    block_pairs(jnp.asarray(named_row("causal", 42))[None], 8, 8, shards=4)
+@pytest.mark.parametrize(
+  ("slots", "shards", "mend"), [(42, 4, 48), (42, 2, 44), (6, 4, 8), (1001, 8, 1008)]
+)
+def test_rows_that_do_not_divide_into_chunks_are_refused(slots, shards, mend):
+  message = (
+    f"Rows of {slots} slots over context={shards}.*that {2 * shards} divides, as {mend},"
+  )
+  with pytest.raises(ConfigError, match=message):
+    block_pairs(jnp.asarray(named_row("causal", slots))[None], 8, 8, shards=shards)
+
+
+@pytest.mark.parametrize("kind", ["tree", "tree_interpret"])
+def test_a_mesh_refuses_rows_that_it_cannot_deal_out(kind):
+  """As a task meets it: the mesh splits 42 slots over context=2, and four chunks do not fit."""
+  ends = jnp.asarray(named_row("causal", 42))[None]
+  with jax.set_mesh(_mesh({"context": 2})):
+    with pytest.raises(ConfigError, match="take a length that 4 divides, as 44, or another"):
+      jax.jit(lambda ends: dispatch.prepare(kind, ends, 16, "float32"))(ends)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from her_jax import sharding
+from her_jax.errors import ConfigError
 from her_jax.models import dispatch
 from her_jax.models.attention import attention
 from her_jax.models.config import ModelConfig
@@ -122,7 +123,7 @@ def test_a_mask_is_split_with_the_queries(four_devices, monkeypatch):
 
 def test_splash_runs_on_rows_that_are_whole_and_on_no_others(four_devices):
   visible_until = jnp.asarray(_batch()["visible_until"])[1::2]
-  with pytest.raises(ValueError, match="'splash' needs whole rows.*context=2.*'tree'"):
+  with pytest.raises(ConfigError, match="'splash' needs whole rows.*context=2.*'tree'"):
     dispatch.prepare("splash", visible_until, 128, "float32")
   qkv = qkv_of(0, 2, _LENGTH, 4, 2, 16)
   with jax.set_mesh(sharding.make_mesh(fsdp=2, tensor=2, devices=jax.devices()[:4])):
@@ -150,5 +151,5 @@ def test_the_reference_needs_no_plan():
 
 
 def test_cudnn_that_is_asked_for_where_it_cannot_be_is_an_error():
-  with pytest.raises(ValueError, match="'cudnn': the backend is cpu.*'auto' or 'reference'"):
+  with pytest.raises(ConfigError, match="'cudnn': the backend is cpu.*'auto' or 'reference'"):
     dispatch.resolve("cudnn", 128, 128, "bfloat16")

@@ -94,6 +94,34 @@ def test_it_is_restored_on_eight_devices(saved, sizes):
   assert not loaded.params["lm_head"].get_value().sharding.is_fully_replicated
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("before", [1, 3, 4, 8])
+@pytest.mark.parametrize("after", [1, 2, 8])
+def test_the_vocabulary_is_filled_up_to_what_the_mesh_needs(tmp_path, tied, before, after):
+  """317 tokens: 318 rows for 3, 320 for 4 and 8. No token's row changes, and all divide."""
+  config = dataclasses.replace(
+    _CONFIG, vocab_size=317, vocab_multiple=before, tie_embeddings=tied
+  )
+  _, params = sharding.init_sharded(config, 0, _mesh(1))
+  checkpoint.save(str(tmp_path), 1, config, params, None, Variant("full"))
+  mesh = _mesh(8, tensor=after)
+  found, graphdef, loaded, *_ = checkpoint.load_params(str(tmp_path), mesh, "config.policy")
+  assert found == dataclasses.replace(config, vocab_multiple=after)
+  assert nnx.merge(graphdef, loaded).config == found
+  expected = sharding.init_sharded(found, 0, mesh)[1]
+  assert jax.tree.map(lambda x: (x.shape, x.sharding), loaded) == jax.tree.map(
+    lambda x: (x.shape, x.sharding), expected
+  )
+  tables = {"embedding": 0} if tied else {"embedding": 0, "lm_head": 1}
+  for name, axis in tables.items():
+    old, new = (np.moveaxis(np.asarray(p[name].get_value()), axis, 0) for p in (params, loaded))
+    assert len(new) % after == 0
+    np.testing.assert_array_equal(new[:317], old[:317])
+    assert not new[317:].any()
+  rest = [{k: v for k, v in p.items() if k not in tables} for p in (params, loaded)]
+  jax.tree.map(np.testing.assert_array_equal, *rest)
+
+
 def test_what_eight_devices_save_one_loads(tokenizer, tmp_path):
   _, params = sharding.init_sharded(_CONFIG, 1, _mesh(8, fsdp=8))
   checkpoint.save(str(tmp_path), 1, _CONFIG, params, tokenizer, Variant("full"))
