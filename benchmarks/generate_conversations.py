@@ -116,7 +116,7 @@ def rows(conversations: int, books: int, seed: int = 0) -> Iterator[dict[str, An
     book = Book(number, seed)
     share = conversations * (number + 1) // books - conversations * number // books
     for i in range(share):
-      turns = int(np.clip(rng.gamma(5.0, 2.67), 4, 60))
+      turns = int(np.clip(rng.gamma(5.0, 2.77), 4, 60))
       yield book.conversation(f"{seed}-{number:04d}-{i:04d}", turns)
 
 
