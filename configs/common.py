@@ -48,9 +48,13 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
   )
 
   config.data = ml_collections.ConfigDict()
-  # JSON Lines of scenes, and of judge pairs; "samples" is the corpus in the package.
+  # JSON Lines of scenes, and of judge pairs; "samples" is the corpus in the package. Also a folder
+  # of split files or of built data sets, of which the task reads its own purpose.
   config.data.scenes = "samples"
   config.data.pairs = "samples"
+  # JSON Lines of what a teacher said of the pairs, which the judge is then taught; empty: what
+  # follows from the principles that the pairs say are broken.
+  config.data.judgements = ""
   # Tokens of a row into which trees are packed.
   config.data.length = pod.length if pod else 384 if tiny else 8192
   # The same for the held-out loss, alike in all stages, and the rows measured together.

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 
-from data_pipeline.conversations import hash_of
-from data_pipeline.near_duplicates import normal_title
+from data_pipeline.conversations import hash_of, normal_title
 from her_jax.roleplay.schema import DataError
 
 

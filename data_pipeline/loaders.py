@@ -4,7 +4,7 @@ A batch has int32 `tokens, targets, visible_until, positions` and float32 `loss_
 each [batch, length]; see `trees.lay_out` for a row by example.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -16,7 +16,7 @@ from data_pipeline import trees
 from her_jax.errors import ConfigError
 from her_jax.roleplay import chat, judging, principles
 from her_jax.roleplay.prompts import Variant
-from her_jax.roleplay.schema import PreferencePair, Trajectory
+from her_jax.roleplay.schema import Judgement, PreferencePair, Trajectory
 
 Row = dict[str, np.ndarray]
 
@@ -31,14 +31,16 @@ class Counts:
   supervised: int = 0
   expanded: int = 0  # tokens if every sample were a row of its own
   split_up: int = 0  # conversations too long for one row, laid out as several trees
+  left_out: int = 0  # pairs whose label no judgement gives
 
   def line(self) -> str:
     saved = ""
     if self.samples > self.rows:
       saved = f" ({self.expanded / max(self.tokens, 1):.2f} x fewer than as rows)"
+    out = f", {self.left_out} pairs left out" if self.left_out else ""
     return (
       f"{self.samples} samples in {self.rows} trees, {self.tokens} tokens{saved},"
-      f" {self.supervised} supervised, {self.split_up} conversations split up"
+      f" {self.supervised} supervised, {self.split_up} conversations split up{out}"
     )
 
 
@@ -167,16 +169,20 @@ def judge_trees(
   seed: int,
   variant: Variant = chat.DEFAULT,
   verdict_weight: float = 1.0,
+  judgements: Mapping[str, Sequence[Judgement]] | None = None,
 ) -> tuple[list[Row], Counts]:
-  """One tree a pair: character and scene once, both orders of the candidates as branches.
+  """One tree a pair: character and scene once, each order of the candidates a branch.
+
+  What is taught is what a teacher said (`judgements`, by pair), of each order in which it came to
+  the pair's label. Of pairs without any, it is what follows from their violations, in both orders.
 
   Args:
-    verdict_weight: loss weight of the tokens that differ between the judgements of both
-      orders: they, and no others, say which candidate is meant.
+    verdict_weight: loss weight of the tokens that would differ if the other candidate were the
+      better one: they, and no others, say which candidate is meant.
 
   Raises:
-    ConfigError: a pair is longer than `length`, or its winner is not the one that follows from
-      its violations.
+    ConfigError: a pair is longer than `length`, or has no judgement and a winner that does not
+      follow from its violations.
   """
   by_id = {scene.id: scene for scene in scenes}
   rows, counts = [], Counts()
@@ -184,28 +190,32 @@ def judge_trees(
   # Beside what decides, a judgement names a principle that both keep, of those used here.
   used = {principle for pair in pairs for principle in (*pair.violates_1, *pair.violates_2)}
   for pair in pairs:
-    told = judging.decide(pair.violates_1, pair.violates_2)
-    if told != pair.winner:
-      raise ConfigError(
-        f"pair {pair.id!r}: the winner is {pair.winner}, but by violates_1 and violates_2 it is"
-        f" {told}; the judge is taught by these, so make them agree"
-      )
     scene = by_id[pair.scene]
-    context = judging.context_ids(scene, pair.turn, tokenizer, history, variant)
     kept = (used or set(principles.library())) - {*pair.violates_1, *pair.violates_2}
     also = [sorted(kept)[rng.integers(len(kept))]] if kept else []
-    one, two = (pair.candidate_1, pair.violates_1), (pair.candidate_2, pair.violates_2)
-    prompts, targets = [], []
-    for (text_1, broken_1), (text_2, broken_2) in ((one, two), (two, one)):
-      prompts.append(judging.candidates_ids(text_1, text_2, tokenizer))
-      judgement = judging.judgement_text(broken_1, broken_2, also, scene.language)
-      end = chat.control_id(chat.IM_END, tokenizer)
-      targets.append([*chat.encode_text(judgement, tokenizer), end])
-    decides = [verdict_weight if a != b else 1.0 for a, b in zip(*targets, strict=False)]
+    told = (judgements or {}).get(pair.id)
+    texts = judging.derived(pair, also, scene.language) if told is None else []
+    for judgement in told or ():
+      said = judging.swap(judgement.winner) if judgement.swapped else judgement.winner
+      if said == pair.winner:
+        one = judging.write(judgement, scene.language)
+        two = judging.write(judging.mirrored(judgement), scene.language)
+        texts.append((judgement.swapped, one, two))
+    if not texts:
+      counts.left_out += 1
+      continue
+    context = judging.context_ids(scene, pair.turn, tokenizer, history, variant)
     branches = []
-    for prompt, target in zip(prompts, targets, strict=True):
-      weights = [0.0] * len(prompt) + (decides + [1.0] * len(target))[: len(target)]
-      branches.append(trees.Branch(len(context), prompt + target, weights))
+    for swapped, *written in texts:
+      shown = (pair.candidate_1, pair.candidate_2)
+      prompt = judging.candidates_ids(*(shown[::-1] if swapped else shown), tokenizer)
+      end = chat.control_id(chat.IM_END, tokenizer)
+      target, other = ([*chat.encode_text(text, tokenizer), end] for text in written)
+      weights = [verdict_weight if a != b else 1.0 for a, b in zip(target, other, strict=False)]
+      weights += [1.0] * (len(target) - len(weights))
+      branches.append(
+        trees.Branch(len(context), prompt + target, [0.0] * len(prompt) + weights)
+      )
       counts.expanded += len(context) + len(prompt) + len(target)
     row = trees.lay_out(context, branches)
     if len(row["tokens"]) > length:
@@ -213,7 +223,7 @@ def judge_trees(
         f"pair {pair.id!r} takes {len(row['tokens'])} tokens, more than data.length ="
         f" {length}; raise it or lower judge.history"
       )
-    counts.samples += 2
+    counts.samples += len(branches)
     rows.append(row)
   return rows, _count(rows, counts)
 

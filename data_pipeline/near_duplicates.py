@@ -131,21 +131,6 @@ def shingles(made: np.ndarray, length: int) -> np.ndarray:
   return np.unique(mixed)
 
 
-def normal_title(title: str) -> str:
-  """A book's title without what editions vary: case, signs, articles, remarks in brackets.
-
-  "The Low Light (Annotated)" and "low light, the" → "low light"
-  """
-  plain = unicodedata.normalize("NFKC", title).casefold().replace("&", " and ")
-  # Remarks with a number tell volumes apart.
-  plain = re.sub(r"[(\[【][^()\[\]【】\d]*[)\]】]", " ", plain)
-  plain = re.sub(r",\s*(the|an?)\s*$", "", plain.strip())
-  words = re.findall(r"[^\W_]+", plain.replace("'", "").replace("’", ""))
-  if len(words) > 1 and words[0] in ("the", "a", "an"):
-    words = words[1:]
-  return " ".join(words) or title.strip().casefold()
-
-
 @dataclasses.dataclass(frozen=True)
 class Sketch:
   """What is kept of a conversation's text.

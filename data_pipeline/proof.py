@@ -13,8 +13,7 @@ import os
 import pathlib
 from typing import Any
 
-from data_pipeline.conversations import HER, Conversations, content_digest, same
-from data_pipeline.near_duplicates import normal_title
+from data_pipeline.conversations import HER, Conversations, content_digest, normal_title, same
 from her_jax.roleplay.schema import DataError
 
 PROOF, CHECKSUMS = "splits_proof.json", "checksums.json"

@@ -58,12 +58,9 @@ class _Records(Generic[_T]):
 
   def __init__(self, out: str | os.PathLike[str], split: str, check: bool = True):
     self.out, self.split = pathlib.Path(out), split
-    self.folder = _folder(self.out, self.KIND)
+    lengths = splits_of(self.out, self.KIND)
+    self.folder = folder_of(self.out, self.KIND) or self.out
     self.proof: Proof | None = require_proof(self.folder, split) if check else None
-    info = json.loads((self.folder / "dataset_info.json").read_text("utf-8"))
-    lengths = {
-      s["name"]: sum(int(n) for n in s["shardLengths"]) for s in info.get("splits", [])
-    }
     if split not in lengths:
       raise DataError(
         f"{self.folder}: has no split {split!r}; choose one of {', '.join(lengths)}"
@@ -102,15 +99,26 @@ class _Records(Generic[_T]):
     raise NotImplementedError
 
 
-def _folder(out: pathlib.Path, kind: str) -> pathlib.Path:
-  """The newest version of a kind."""
+def folder_of(out: str | os.PathLike[str], kind: str) -> pathlib.Path | None:
+  """The newest version of a kind of records in a folder that `build` wrote; None if it has none."""
   versions = sorted(
-    (p for p in (out / f"her_{kind}").glob("*.*.*") if p.is_dir()),
+    (p for p in (pathlib.Path(out) / f"her_{kind}").glob("*.*.*") if p.is_dir()),
     key=lambda p: [int(n) if n.isdigit() else -1 for n in p.name.split(".")],
   )
-  if not versions:
-    raise DataError(f"{out / f'her_{kind}'}: no such data set; {_MEND}")
-  return versions[-1]
+  return versions[-1] if versions else None
+
+
+def splits_of(out: str | os.PathLike[str], kind: str) -> dict[str, int]:
+  """How many records of a kind each split has.
+
+  Raises:
+    DataError: there is no such data set.
+  """
+  folder = folder_of(out, kind)
+  if folder is None:
+    raise DataError(f"{pathlib.Path(out) / f'her_{kind}'}: no such data set; {_MEND}")
+  info = json.loads((folder / "dataset_info.json").read_text("utf-8"))
+  return {s["name"]: sum(map(int, s["shardLengths"])) for s in info.get("splits", [])}
 
 
 def _plain(value: Any) -> Any:

@@ -37,9 +37,10 @@ from data_pipeline.conversations import (
   IdTable,
   content_digest,
   line_at,
+  normal_title,
   with_purpose,
 )
-from data_pipeline.near_duplicates import Match, Settings, normal_title
+from data_pipeline.near_duplicates import Match, Settings
 from data_pipeline.proof import PROOF, Proof, read_proof, require_proof, verify
 from her_jax.errors import ConfigError
 from her_jax.roleplay.schema import DataError, Trajectory

@@ -12,7 +12,7 @@ from her_jax.evaluation import policy as policy_evaluation
 from her_jax.rl import rewards
 from her_jax.rl.judge import Comparison
 from her_jax.roleplay import judging
-from her_jax.tasks import genrm, start
+from her_jax.tasks import data, genrm, start
 from her_jax.tasks.sft import Measure
 from her_jax.training import checkpoint
 
@@ -31,8 +31,8 @@ def run(
     "config.baseline": config.baseline,
   }
   checkpoint.require({"config.policy": config.policy} | {k: v for k, v in judged.items() if v})
-  scenes = start.load_scenes(config, needed="heldout")
-  pairs = start.load_pairs(config, scenes) if _judges_pairs(config) else []
+  scenes = data.load_scenes(config, needed="heldout")
+  pairs = data.load_pairs(config, scenes) if _judges_pairs(config) else []
   policy = checkpoint.load(config.policy, mesh, "config.policy")
   found: dict[str, Any] = {
     "policy": Measure(config, workdir, mesh, policy, scenes)(policy.params, "after")
@@ -63,7 +63,7 @@ def _win_rate(
   mesh: jax.sharding.Mesh,
   policy: checkpoint.Checkpoint,
   judge_model: checkpoint.Checkpoint,
-  scenes: start.Scenes,
+  scenes: data.Scenes,
 ) -> dict[str, Any]:
   """One reply of each side to each held-out turn, judged in both orders."""
   baseline = checkpoint.load(config.baseline, mesh, "config.baseline")

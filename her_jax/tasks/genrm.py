@@ -13,7 +13,7 @@ from her_jax.evaluation import console
 from her_jax.evaluation.judge import evaluate_judge, judged_pairs
 from her_jax.roleplay import chat
 from her_jax.roleplay.schema import PreferencePair
-from her_jax.tasks import start
+from her_jax.tasks import data, start
 from her_jax.training import checkpoint, loop, metrics
 from her_jax.training import optimizer as optimizers
 from her_jax.training import step as steps
@@ -24,8 +24,8 @@ def run(
   config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
 ) -> dict[str, Any]:
   """Trains and saves a judge; returns `evaluation.judge.evaluate_judge` on held-out pairs."""
-  scenes = start.load_scenes(config)
-  pairs = start.load_pairs(config, scenes)
+  scenes = data.load_scenes(config)
+  pairs = data.load_pairs(config, scenes)
   train = [pair for pair in pairs if pair.split == "train"]
   model = start.start_model(config, mesh, scenes).with_remat(config.remat)
   rows, counts = loaders.judge_trees(
@@ -37,6 +37,7 @@ def run(
     config.seed,
     model.variant,
     config.verdict_weight,
+    data.load_judgements(config, train),
   )
   logging.info("judge data: %s", counts.line())
   host, hosts = sharding.row_shard(mesh)
@@ -80,7 +81,7 @@ def measure(
   config: ml_collections.ConfigDict,
   model: checkpoint.Checkpoint,
   params: Any,
-  scenes: start.Scenes,
+  scenes: data.Scenes,
   pairs: Sequence[PreferencePair],
 ) -> dict[str, Any]:
   """Judges `config.eval_pairs` held-out pairs, spread evenly over the scenes; {} for none."""
@@ -106,7 +107,7 @@ def _show(
   config: ml_collections.ConfigDict,
   model: checkpoint.Checkpoint,
   params: Any,
-  scenes: start.Scenes,
+  scenes: data.Scenes,
   pairs: Sequence[PreferencePair],
   when: str,
 ) -> None:

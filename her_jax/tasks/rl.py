@@ -18,7 +18,7 @@ from her_jax.rl import advantages as group_advantages
 from her_jax.rl import monitors, objective
 from her_jax.rl.rollout import Group, Rollouts
 from her_jax.roleplay import chat
-from her_jax.tasks import start
+from her_jax.tasks import data, start
 from her_jax.tasks.sft import Measure
 from her_jax.training import checkpoint, loop, metrics
 from her_jax.training import optimizer as optimizers
@@ -45,7 +45,7 @@ def run(
     "config.policy": config.policy, "config.judge.checkpoint": config.judge.checkpoint
   }  # fmt: skip
   checkpoint.require(sources)
-  scenes = start.load_scenes(config)
+  scenes = data.load_scenes(config)
   policy = checkpoint.load(config.policy, mesh, "config.policy").with_remat(config.remat)
   judge_model = checkpoint.load(config.judge.checkpoint, mesh, "config.judge.checkpoint")
   tokenizer = policy.tokenizer

@@ -12,7 +12,7 @@ from her_jax.evaluation import console
 from her_jax.evaluation import policy as policy_evaluation
 from her_jax.roleplay import chat
 from her_jax.roleplay.schema import DataError
-from her_jax.tasks import start
+from her_jax.tasks import data, start
 from her_jax.training import checkpoint, loop, metrics
 from her_jax.training import optimizer as optimizers
 from her_jax.training import step as steps
@@ -28,7 +28,7 @@ def run(
     `heldout_loss_before, heldout_loss_after, grammar_valid_before, grammar_valid_after`;
     None where `eval_samples` is 0 or nothing is held out.
   """
-  scenes = start.load_scenes(config)
+  scenes = data.load_scenes(config)
   model = start.start_model(config, mesh, scenes).with_remat(config.remat)
   pad_id = chat.control_id(chat.PAD, model.tokenizer)
   rows, counts = loaders.sft_trees(
@@ -100,7 +100,7 @@ class Measure:
     workdir: str,
     mesh: jax.sharding.Mesh,
     model: checkpoint.Checkpoint,
-    scenes: start.Scenes,
+    scenes: data.Scenes,
   ):
     self._config, self._workdir, self._mesh = config, workdir, mesh
     self._tokenizer, self._variant = model.tokenizer, model.variant

@@ -1,4 +1,4 @@
-"""How a stage begins: its scenes, pairs, tokenizer and weights, as the config names them."""
+"""How a stage begins: its tokenizer and weights, sampler and judge, as the config names them."""
 
 from collections.abc import Iterator
 import contextlib
@@ -10,7 +10,6 @@ import jax
 import ml_collections
 from transformers import PreTrainedTokenizerBase
 
-from data_pipeline import samples
 from data_pipeline.preferences import corruptions
 from her_jax import sharding
 from her_jax.errors import ConfigError
@@ -20,56 +19,10 @@ from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.inference.sampler import Sampler
 from her_jax.models.config import PRESETS
 from her_jax.rl.judge import Judge
-from her_jax.roleplay import chat, judging, principles, prompts, schema
-from her_jax.roleplay.schema import PreferencePair, Trajectory
+from her_jax.roleplay import chat, judging, prompts
+from her_jax.roleplay.schema import Trajectory
+from her_jax.tasks.data import Scenes
 from her_jax.training import checkpoint, workdirs
-
-
-@dataclasses.dataclass(frozen=True)
-class Scenes:
-  """The scenes by split."""
-
-  train: list[Trajectory]
-  heldout: list[Trajectory]
-
-  @property
-  def all(self) -> list[Trajectory]:
-    return [*self.train, *self.heldout]
-
-
-def load_scenes(config: ml_collections.ConfigDict, needed: str = "train") -> Scenes:
-  """Reads `config.data.scenes`.
-
-  Raises:
-    schema.DataError: a line is broken, or no scene is of the split `needed`.
-  """
-  path = samples.SCENES if config.data.scenes == "samples" else config.data.scenes
-  scenes = schema.read_trajectories(path)
-  split = Scenes(
-    [s for s in scenes if s.split == "train"], [s for s in scenes if s.split == "heldout"]
-  )
-  if not getattr(split, needed):
-    raise schema.DataError(
-      f"{path}: no scene has split {needed!r}, which {config.task} needs; set the field 'split'"
-    )
-  return split
-
-
-def load_pairs(config: ml_collections.ConfigDict, scenes: Scenes) -> list[PreferencePair]:
-  """Reads `config.data.pairs`, which have to belong to `scenes`.
-
-  Raises:
-    ConfigError: the scenes are the user's own, the pairs still those of the samples.
-    schema.DataError: a line is broken, or a pair does not fit its scene.
-  """
-  if config.data.pairs == "samples" and config.data.scenes != "samples":
-    raise ConfigError(
-      f"--config.data.scenes={config.data.scenes} has no pairs: --config.data.pairs still names"
-      f" those of the sample scenes. Make some (python -m data_pipeline.preferences.make_pairs"
-      f" --scenes={config.data.scenes} --pairs=pairs.jsonl) and pass --config.data.pairs"
-    )
-  path = samples.PAIRS if config.data.pairs == "samples" else config.data.pairs
-  return schema.read_pairs(path, scenes.all, principles.library())
 
 
 def start_model(

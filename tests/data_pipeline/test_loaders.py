@@ -361,3 +361,41 @@ def test_the_verdict_weight_falls_on_what_the_two_orders_say_differently(tokeniz
   assert set(row("tie")["loss_weights"]) == {0, 1}
   with pytest.raises(ConfigError, match="winner is cand_2, but .* it is cand_1"):
     row("cand_2", violates_2=("vivid",))
+
+
+def _judged(pair, scene, tokenizer, *judgements, **more):
+  return loaders.judge_trees(
+    [pair], [scene], tokenizer, 4096, 1, seed=0, judgements={pair.id: judgements}, **more
+  )
+
+
+def test_a_judge_is_taught_what_the_teacher_said_of_each_order(tokenizer):
+  scene = SCENES[0]
+  # Mixed, and decided against the one principle that is broken: no violations give this label.
+  pair = schema.PreferencePair(
+    "p", scene.id, scene.trained_turns()[1], "Good.", "Bad.", "cand_1", violates_1=("vivid",)
+  )
+
+  def said(winner, other, swapped):
+    findings = (
+      schema.Finding("vivid", other, "one image, worn"),
+      schema.Finding("own-voice", winner, "her dry manner"),
+    )
+    return schema.Judgement("j", "p", winner, findings, "", "Voice outweighs.", swapped=swapped)
+
+  first, second = said("cand_1", "cand_2", False), said("cand_2", "cand_1", True)
+  (row,), counts = _judged(pair, scene, tokenizer, first, second, verdict_weight=9.0)
+  assert counts.samples == 2 and not counts.left_out
+  texts = [tokenizer.decode(ids[:-1]) for ids in _completions(row, tokenizer)]
+  assert texts == [judging.write(j, scene.language) for j in (first, second)]
+  assert [judging.parse_verdict(text).winner for text in texts] == ["cand_1", "cand_2"]
+  heavy = tokenizer.decode(row["targets"][row["loss_weights"] == 9])
+  assert heavy.replace(" ", "") == "cand_2cand_1cand_1cand_1cand_2cand_2"
+  # The order in which the teacher came to another label teaches nothing.
+  (row,), counts = _judged(pair, scene, tokenizer, first, said("cand_1", "cand_2", True))
+  assert counts.samples == 1
+  assert [tokenizer.decode(i[:-1]) for i in _completions(row, tokenizer)] == texts[:1]
+  rows, counts = _judged(pair, scene, tokenizer, said("cand_2", "cand_1", False))
+  assert not rows and counts.left_out == 1 and "1 pairs left out" in counts.line()
+  with pytest.raises(ConfigError, match="winner is cand_1, but .*data.judgements"):
+    loaders.judge_trees([pair], [scene], tokenizer, 4096, 1, seed=0)

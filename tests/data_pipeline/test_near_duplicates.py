@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from data_pipeline import near_duplicates, samples
+from data_pipeline.conversations import normal_title
 from data_pipeline.near_duplicates import (
   Finder,
   Match,
   Nearest,
   Settings,
   Sketcher,
-  normal_title,
 )
 from her_jax.roleplay import schema
 

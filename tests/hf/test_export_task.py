@@ -27,7 +27,7 @@ from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.models.config import ModelConfig
 from her_jax.roleplay import chat
 from her_jax.roleplay.prompts import Variant
-from her_jax.tasks import export, start
+from her_jax.tasks import data, export, start
 from her_jax.training import budget, checkpoint
 
 _CONFIG = ModelConfig(
@@ -229,7 +229,7 @@ def test_a_broken_folder_is_named_with_what_is_wrong(broken, task, folder, mesh,
     if task == "export":
       export.run(_config(source=copy), str(tmp_path / "out"), mesh)
     else:
-      start.start_model(_config(init_from=copy), mesh, start.Scenes([], []))
+      start.start_model(_config(init_from=copy), mesh, data.Scenes([], []))
   assert str(copy) in str(error.value) and "\n" not in str(error.value)
   if "tokenizer" not in broken and "config" not in broken:
     assert f"config.{field}" in str(error.value)

@@ -14,7 +14,7 @@ from her_jax.hf import names
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.hf.export import export_model
 from her_jax.hf.load import load, read_config
-from her_jax.tasks import start
+from her_jax.tasks import data, start
 
 _INDEX = "model.safetensors.index.json"
 
@@ -47,7 +47,7 @@ def _start(folder) -> None:
   """As a stage does: the tokenizer first."""
   settings = sft.get_config("tiny")
   settings.init_from = str(folder)
-  start.start_model(settings, sharding.make_mesh(), start.Scenes([], []))
+  start.start_model(settings, sharding.make_mesh(), data.Scenes([], []))
 
 
 _DAMAGES = {

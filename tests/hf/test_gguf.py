@@ -24,7 +24,7 @@ from her_jax.models.config import ModelConfig, RopeScaling
 from her_jax.models.qwen3 import abstract_model
 from her_jax.models.rope import scaling_factors
 from her_jax.roleplay import chat
-from her_jax.tasks import start
+from her_jax.tasks import data, start
 
 _Q = gguf.GGMLQuantizationType
 _LLAMA = ModelConfig(
@@ -326,7 +326,7 @@ def test_training_starts_from_a_file_with_its_own_tokenizer(tmp_path):
   for place in (path, tmp_path):
     settings = sft.get_config("tiny")
     settings.init_from = str(place)
-    model = start.start_model(settings, sharding.make_mesh(), start.Scenes([], []))
+    model = start.start_model(settings, sharding.make_mesh(), data.Scenes([], []))
     assert model.config == dataclasses.replace(config, remat="none")
     assert len(model.tokenizer) == len(tokenizer)  # Without the rows that only fill up.
     text = _TEXTS[0]
@@ -353,7 +353,7 @@ def test_file_with_fewer_rows_than_its_tokenizer_has_ids_is_refused(given, tmp_p
   _write(tmp_path / "model.gguf", config, extra=extra)
   message = f"has {len(tokenizer)} ids, the model only {len(tokenizer) - 1} rows"
   with pytest.raises(ConfigError, match=message):
-    start.start_model(settings, sharding.make_mesh(), start.Scenes([], []))
+    start.start_model(settings, sharding.make_mesh(), data.Scenes([], []))
 
 
 def test_tokenizer_that_cannot_be_rebuilt_is_refused(tmp_path):

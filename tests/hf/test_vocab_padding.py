@@ -22,7 +22,7 @@ from her_jax.hf.load import load
 from her_jax.models.config import ModelConfig
 from her_jax.models.qwen3 import abstract_model
 from her_jax.roleplay.prompts import Variant
-from her_jax.tasks import start
+from her_jax.tasks import data, start
 from her_jax.training import checkpoint
 from her_jax.training import step as steps
 from her_jax.training.state import TrainState
@@ -133,7 +133,7 @@ def test_the_mesh_decides_the_multiple_where_a_model_starts():
     "init_from": "", "tokenizer": "", "tokenizer_vocab": 301, "model": "tiny", "seed": 0,
     "prompt": {"style": "brief"},
   })  # fmt: skip
-  model = start.start_model(config, _mesh(tensor=4), start.Scenes([], []))
+  model = start.start_model(config, _mesh(tensor=4), data.Scenes([], []))
   assert model.config.vocab_multiple == 4
   table = model.params["embedding"].get_value()
   assert len(table) % 4 == 0 and len(table) >= len(model.tokenizer)
@@ -182,7 +182,7 @@ def test_training_starts_only_with_a_row_for_every_id(
     _tokenizer({"folder": folder, "workdir": folder / "tokenizer"}[source], last, count)
   else:
     config.tokenizer = str(_tokenizer(tmp_path / "given", last, count))
-  begin = lambda: start.start_model(config, _mesh(fsdp=1), start.Scenes([], []))
+  begin = lambda: start.start_model(config, _mesh(fsdp=1), data.Scenes([], []))
   if message is None:
     assert len(begin().tokenizer) == count
     return

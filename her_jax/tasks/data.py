@@ -1,0 +1,176 @@
+"""The data of a stage: its scenes, judge pairs and judgements, as `config.data` names them.
+
+`data.scenes` is "samples", a file of JSON Lines, or a folder: of split files, as
+`data_pipeline.splits` writes them, or of built data sets, as `data_pipeline.builders` does. Of a
+folder each task reads the purpose that is its own and measures on `test`. Wherever there is a
+proof of the splits, the data are held to it before anything is read.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import pathlib
+
+from absl import logging
+import ml_collections
+
+from data_pipeline import records, samples
+from data_pipeline.proof import PROOF, Proof, require_proof
+from her_jax.errors import ConfigError
+from her_jax.roleplay import principles, schema
+from her_jax.roleplay.schema import DataError, Judgement, PreferencePair, Trajectory
+
+PURPOSES = {"sft": "sft", "genrm": "judge_sft", "rl": "rl", "evaluate": "test"}
+_HELDOUT = "test"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenes:
+  """The scenes by split."""
+
+  train: list[Trajectory]
+  heldout: list[Trajectory]
+
+  @property
+  def all(self) -> list[Trajectory]:
+    return [*self.train, *self.heldout]
+
+
+def load_scenes(config: ml_collections.ConfigDict, needed: str = "train") -> Scenes:
+  """Reads `config.data.scenes`.
+
+  Raises:
+    DataError: a line is broken, no scene is of the split `needed`, or the data are not what
+      their proof speaks of.
+  """
+  path = samples.SCENES if config.data.scenes == "samples" else pathlib.Path(config.data.scenes)
+  purpose = PURPOSES[config.task]
+  if path.is_dir():
+    split = _of_folder(path, purpose, needed)
+  else:
+    if (path.parent / PROOF).is_file():
+      require_proof(path, purpose)
+    scenes = schema.read_trajectories(path)
+    split = Scenes(
+      [s for s in scenes if s.split == "train"], [s for s in scenes if s.split == "heldout"]
+    )
+  if not getattr(split, needed):
+    raise DataError(
+      f"{path}: no scene has split {needed!r}, which {config.task} needs; set the field 'split'"
+    )
+  return split
+
+
+def _of_folder(folder: pathlib.Path, purpose: str, needed: str) -> Scenes:
+  """A purpose of split or built data for training, and `test` to measure on, if it is there."""
+  proof = _proof_of(folder, "trajectories")
+  wanted = purpose if needed == "train" else _HELDOUT
+  if wanted not in proof.row["purposes"]:
+    raise DataError(
+      f"{proof.path}: has no split for {wanted}; choose one of"
+      f" {', '.join(proof.row['purposes'])} or give it a share"
+    )
+  train = _read(folder, purpose, "train") if purpose != _HELDOUT else []
+  held = _HELDOUT in proof.row["purposes"]
+  return Scenes(train, _read(folder, _HELDOUT, "heldout") if held else [])
+
+
+def _proof_of(folder: pathlib.Path, kind: str) -> Proof:
+  """The proof of what lies in a folder, which holds for it.
+
+  Raises:
+    DataError: the folder holds neither split files nor built data.
+  """
+  built = records.folder_of(folder, kind)
+  if built is None and not (folder / PROOF).is_file():
+    raise DataError(
+      f"{folder}: holds neither {PROOF} nor her_{kind}; pass a file, the --out of"
+      f" `python -m data_pipeline.splits`, or that of `python -m data_pipeline.builders.build`"
+    )
+  return require_proof(built or folder)
+
+
+def _read(folder: pathlib.Path, purpose: str, split: str) -> list[Trajectory]:
+  """The conversations of a purpose, of data whose proof has been checked."""
+  if records.folder_of(folder, "trajectories"):
+    scenes: Iterable[Trajectory] = records.Trajectories(folder, purpose, check=False)
+  else:
+    scenes = schema.read_trajectories(folder / f"{purpose}.jsonl")
+  return [dataclasses.replace(scene, split=split) for scene in scenes]
+
+
+def load_pairs(config: ml_collections.ConfigDict, scenes: Scenes) -> list[PreferencePair]:
+  """Reads `config.data.pairs`, which have to belong to `scenes`.
+
+  Raises:
+    ConfigError: the scenes are the user's own, the pairs still those of the samples.
+    DataError: a line is broken, or a pair does not fit its scene.
+  """
+  named, own = config.data.pairs, config.data.scenes
+  if named == "samples" and own != "samples":
+    raise ConfigError(
+      f"--config.data.scenes={own} has no pairs: --config.data.pairs still names those of the"
+      f" sample scenes. Make some (python -m data_pipeline.preferences.make_pairs"
+      f" --scenes={own} --pairs=pairs.jsonl) and pass --config.data.pairs"
+    )
+  path = samples.PAIRS if named == "samples" else pathlib.Path(named)
+  if not pathlib.Path(own).is_dir():
+    return schema.read_pairs(path, scenes.all, principles.library())
+  if path.is_dir():
+    proof = _proof_of(path, "preference_pairs")
+    parts = [p for p in (PURPOSES[config.task], _HELDOUT) if p in proof.row["purposes"]]
+    found = [
+      pair
+      for part in parts
+      if part in records.splits_of(path, "preference_pairs")
+      for pair in records.PreferencePairs(path, part, check=False)
+    ]
+  else:
+    found = schema.read_pairs(path)
+  return _placed(found, scenes, path)
+
+
+def _placed(
+  pairs: Iterable[PreferencePair], scenes: Scenes, path: pathlib.Path
+) -> list[PreferencePair]:
+  """The pairs of these scenes, each held out where its scene is, which a proof decides."""
+  by_id = {scene.id: scene for scene in scenes.all}
+  made, others = [], 0
+  for pair in pairs:
+    if pair.scene not in by_id:
+      others += 1
+      continue
+    pair = dataclasses.replace(pair, split=by_id[pair.scene].split)
+    try:
+      schema.check_pair(pair, by_id, principles.library())
+    except DataError as error:
+      raise DataError(f"{path}: pair {pair.id!r}: {error}") from None
+    made.append(pair)
+  if others:
+    logging.info("%s: %d pairs are of scenes for other purposes, and not read", path, others)
+  return made
+
+
+def load_judgements(
+  config: ml_collections.ConfigDict, pairs: Sequence[PreferencePair]
+) -> Mapping[str, Sequence[Judgement]]:
+  """Reads `config.data.judgements`: by pair, what a teacher said of it; {} where none is named.
+
+  Raises:
+    DataError: a line is broken, or no judgement is of one of the pairs.
+  """
+  if not config.data.judgements:
+    return {}
+  known, found, others = {pair.id for pair in pairs}, defaultdict(list), 0
+  for judgement in schema.read_judgements(config.data.judgements):
+    if judgement.pair in known:
+      found[judgement.pair].append(judgement)
+    else:
+      others += 1
+  if not found:
+    raise DataError(
+      f"{config.data.judgements}: none of its {others} judgements is of a pair in"
+      f" {config.data.pairs}; pass the file that lies beside the pairs"
+    )
+  logging.info("judgements of %d pairs, %d of pairs that are not read", len(found), others)
+  return found
