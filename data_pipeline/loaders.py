@@ -13,6 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from data_pipeline import trees
+from data_pipeline.preferences.taught import taught
 from her_jax.errors import ConfigError
 from her_jax.roleplay import chat, judging, principles
 from her_jax.roleplay.prompts import Variant
@@ -31,16 +32,14 @@ class Counts:
   supervised: int = 0
   expanded: int = 0  # tokens if every sample were a row of its own
   split_up: int = 0  # conversations too long for one row, laid out as several trees
-  left_out: int = 0  # pairs whose label no judgement gives
 
   def line(self) -> str:
     saved = ""
     if self.samples > self.rows:
       saved = f" ({self.expanded / max(self.tokens, 1):.2f} x fewer than as rows)"
-    out = f", {self.left_out} pairs left out" if self.left_out else ""
     return (
       f"{self.samples} samples in {self.rows} trees, {self.tokens} tokens{saved},"
-      f" {self.supervised} supervised, {self.split_up} conversations split up{out}"
+      f" {self.supervised} supervised, {self.split_up} conversations split up"
     )
 
 
@@ -173,16 +172,14 @@ def judge_trees(
 ) -> tuple[list[Row], Counts]:
   """One tree a pair: character and scene once, each order of the candidates a branch.
 
-  What is taught is what a teacher said (`judgements`, by pair), of each order in which it came to
-  the pair's label. Of pairs without any, it is what follows from their violations, in both orders.
-
   Args:
+    judgements: by pair, what a teacher said of it; what is taught without is told in
+      `preferences.taught`.
     verdict_weight: loss weight of the tokens that would differ if the other candidate were the
       better one: they, and no others, say which candidate is meant.
 
   Raises:
-    ConfigError: a pair is longer than `length`, or has no judgement and a winner that does not
-      follow from its violations.
+    ConfigError: a pair is longer than `length`, or nothing that is known of it gives its label.
   """
   by_id = {scene.id: scene for scene in scenes}
   rows, counts = [], Counts()
@@ -193,24 +190,15 @@ def judge_trees(
     scene = by_id[pair.scene]
     kept = (used or set(principles.library())) - {*pair.violates_1, *pair.violates_2}
     also = [sorted(kept)[rng.integers(len(kept))]] if kept else []
-    told = (judgements or {}).get(pair.id)
-    texts = judging.derived(pair, also, scene.language) if told is None else []
-    for judgement in told or ():
-      said = judging.swap(judgement.winner) if judgement.swapped else judgement.winner
-      if said == pair.winner:
-        one = judging.write(judgement, scene.language)
-        two = judging.write(judging.mirrored(judgement), scene.language)
-        texts.append((judgement.swapped, one, two))
-    if not texts:
-      counts.left_out += 1
-      continue
     context = judging.context_ids(scene, pair.turn, tokenizer, history, variant)
     branches = []
-    for swapped, *written in texts:
+    for said in taught(pair, (judgements or {}).get(pair.id, ()), also, scene.language):
       shown = (pair.candidate_1, pair.candidate_2)
-      prompt = judging.candidates_ids(*(shown[::-1] if swapped else shown), tokenizer)
+      prompt = judging.candidates_ids(*(shown[::-1] if said.swapped else shown), tokenizer)
       end = chat.control_id(chat.IM_END, tokenizer)
-      target, other = ([*chat.encode_text(text, tokenizer), end] for text in written)
+      target, other = (
+        [*chat.encode_text(text, tokenizer), end] for text in (said.text, said.other)
+      )
       weights = [verdict_weight if a != b else 1.0 for a, b in zip(target, other, strict=False)]
       weights += [1.0] * (len(target) - len(weights))
       branches.append(

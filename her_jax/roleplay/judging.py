@@ -18,10 +18,9 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
-from her_jax.errors import ConfigError
 from her_jax.roleplay import chat, grammar, principles
 from her_jax.roleplay.prompts import Variant
-from her_jax.roleplay.schema import Judgement, PreferencePair, Trajectory
+from her_jax.roleplay.schema import Judgement, Trajectory
 
 if TYPE_CHECKING:
   from transformers import PreTrainedTokenizerBase
@@ -280,25 +279,6 @@ def mirrored(judgement: Judgement) -> Judgement:
   )
   winner = swap(judgement.winner) or judgement.winner
   return dataclasses.replace(judgement, winner=winner, findings=tuple(findings))
-
-
-def derived(
-  pair: PreferencePair, also: Sequence[str], language: str
-) -> list[tuple[bool, str, str]]:
-  """Judgements that follow from a pair's violations: swapped or not, text, that of the other order.
-
-  Raises:
-    ConfigError: the pair's winner is not the one that follows.
-  """
-  told = decide(pair.violates_1, pair.violates_2)
-  if told != pair.winner:
-    raise ConfigError(
-      f"pair {pair.id!r}: the winner is {pair.winner}, but by violates_1 and violates_2 it is"
-      f" {told}; make them agree, or pass the teacher's judgements (--config.data.judgements)"
-    )
-  one = judgement_text(pair.violates_1, pair.violates_2, also, language)
-  two = judgement_text(pair.violates_2, pair.violates_1, also, language)
-  return [(False, one, two), (True, two, one)]
 
 
 def decide(violates_1: Sequence[str], violates_2: Sequence[str]) -> str:

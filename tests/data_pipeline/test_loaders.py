@@ -385,7 +385,7 @@ def test_a_judge_is_taught_what_the_teacher_said_of_each_order(tokenizer):
 
   first, second = said("cand_1", "cand_2", False), said("cand_2", "cand_1", True)
   (row,), counts = _judged(pair, scene, tokenizer, first, second, verdict_weight=9.0)
-  assert counts.samples == 2 and not counts.left_out
+  assert counts.samples == 2
   texts = [tokenizer.decode(ids[:-1]) for ids in _completions(row, tokenizer)]
   assert texts == [judging.write(j, scene.language) for j in (first, second)]
   assert [judging.parse_verdict(text).winner for text in texts] == ["cand_1", "cand_2"]
@@ -395,7 +395,5 @@ def test_a_judge_is_taught_what_the_teacher_said_of_each_order(tokenizer):
   (row,), counts = _judged(pair, scene, tokenizer, first, said("cand_1", "cand_2", True))
   assert counts.samples == 1
   assert [tokenizer.decode(i[:-1]) for i in _completions(row, tokenizer)] == texts[:1]
-  rows, counts = _judged(pair, scene, tokenizer, said("cand_2", "cand_1", False))
-  assert not rows and counts.left_out == 1 and "1 pairs left out" in counts.line()
   with pytest.raises(ConfigError, match="winner is cand_1, but .*data.judgements"):
     loaders.judge_trees([pair], [scene], tokenizer, 4096, 1, seed=0)
