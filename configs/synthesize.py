@@ -1,11 +1,12 @@
-"""Reverse synthesis: plain conversations → trajectories with thoughts, plans and completed sheets.
+"""Reverse synthesis: plain conversations or a book → trajectories with thoughts, plans and sheets.
 
     python -m her_jax.main --config=configs/synthesize.py:samples --workdir=out/synth
+    python -m her_jax.main --config=configs/synthesize.py:book --workdir=out/novel --config.source=novel.txt --config.llm.base_url=http://localhost:8000/v1 --config.llm.model=teacher
     python -m her_jax.main --config=configs/synthesize.py --workdir=out/synth --config.source=books/ --config.format=coser_book --config.llm.base_url=http://localhost:8000/v1 --config.llm.model=teacher
     python -m her_jax.main --config=configs/synthesize.py --workdir=out/synth … --config.retry_failed
 
-The first needs no network: our own scenes, with replies written by hand. Every call is kept in
-workdir/calls.jsonl. A run that was stopped goes on where it was with the same command, and ends
+The first needs no network: our own scenes, with replies written by hand. `book` starts from plain
+text and ends with data sets in ArrayRecord. Every call is kept in workdir/calls.jsonl. A run that was stopped goes on where it was with the same command, and ends
 with the same files; --config.limit tries the first conversations, and a larger one goes on.
 """
 
@@ -13,11 +14,11 @@ import ml_collections
 
 from configs import llm
 
-_PRESETS = ("samples",)
+_PRESETS = ("samples", "book")
 
 
 def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
-  """Without an argument for any source and endpoint; `samples` runs offline.
+  """Without an argument for any source and endpoint; `samples` runs offline, `book` from plain text.
 
   Raises:
     ValueError: `arg` is no preset.
@@ -34,8 +35,9 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
 
   # A file, or a folder of files; "samples" is the plain scenes in the package.
   config.source = "samples" if samples else ""
-  # trajectories (JSON Lines, replies in any notation), or a format of data_pipeline.sources.
-  config.format = "trajectories"
+  # trajectories (JSON Lines, replies in any notation), a format of data_pipeline.sources, or book
+  # (plain text, whose scenes the teacher finds first).
+  config.format = "book" if arg == "book" else "trajectories"
   # Rows that can't be read are counted and put aside; else the first one ends the run.
   config.lenient = False
   # Conversations to take; 0: all.
@@ -61,6 +63,18 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
       "price_in": 0.0, "price_out": 0.0,
     }
   )  # fmt: skip
+
+  # In the end: reports, page, splits with their proof, and data sets in ArrayRecord.
+  config.build = arg == "book"
+  # Shares of the books, as in sft=3,test=1; empty: HER's for five purposes. No book is in two, so
+  # a book alone can have one.
+  config.purposes = "sft=1" if arg == "book" else ""
+
+  config.book = ml_collections.ConfigDict()
+  # Characters of the text in one request.
+  config.book.piece = 12_000
+  # Chapters to read; 0: all.
+  config.book.chapters = 0
 
   config.prepare = ml_collections.ConfigDict()
   # auto, her, coser or asterisks.

@@ -141,7 +141,9 @@ def split(
     ConfigError: the purposes or `duplicates` are none.
     DataError: the data cannot be split, or are faulty.
   """
-  _check(purposes, duplicates)
+  check_purposes(purposes)
+  if duplicates not in ("join", "raise"):
+    raise ConfigError(f"duplicates: {duplicates!r} is neither 'join' nor 'raise'")
   settings = settings or Settings()
   work = _Summarise(near_duplicates.Sketcher(settings, seed))
   scan = _Scan(Conversations(paths, work, lenient, processes=processes))
@@ -207,7 +209,8 @@ def split(
   return proofs.write_proof(folder / PROOF, row)
 
 
-def _check(purposes: Mapping[str, float], duplicates: str) -> None:
+def check_purposes(purposes: Mapping[str, float]) -> None:
+  """Raises ConfigError where they are no purposes with a size."""
   if not purposes:
     raise ConfigError("purposes: none given; name at least one, e.g. sft=3,test=1")
   for purpose, size in purposes.items():
@@ -215,8 +218,6 @@ def _check(purposes: Mapping[str, float], duplicates: str) -> None:
       raise ConfigError(f"purposes: {purpose!r} is not one of {', '.join(PURPOSES)}")
     if not 0 < size < float("inf"):
       raise ConfigError(f"purposes: the size of {purpose} is {size}; give one above 0")
-  if duplicates not in ("join", "raise"):
-    raise ConfigError(f"duplicates: {duplicates!r} is neither 'join' nor 'raise'")
 
 
 def _linked(

@@ -31,12 +31,15 @@ MEGABYTES = 8.0
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-  """What became of a page: how many scenes it shows of how many, and its size in bytes."""
+  """What became of a page: how many scenes it shows of how many, its size in bytes, and the
+  reports that it was made of."""
 
   shown: int
   scenes: int
   size: int
   unreadable: int
+  quality: report.Report
+  variety: diversity.Diversity
 
 
 class Chosen:
@@ -109,7 +112,9 @@ def write(
   )
   data = page.encode("utf-8", errors="replace")
   pathlib.Path(out).write_bytes(data)
-  return Written(shown, quality.scene_count, len(data), quality.unreadable_count)
+  return Written(
+    shown, quality.scene_count, len(data), quality.unreadable_count, quality, variety
+  )
 
 
 def render(

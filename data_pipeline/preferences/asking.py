@@ -5,35 +5,21 @@ twice the tokens, one that cannot be used once more under a new id; a filtered o
 not, since the same text meets the same filter.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
-import itertools
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from her_jax.errors import ConfigError
 from her_jax.llm.client import Failure, Message, Reply, Request, Sampling
+from her_jax.llm.guarded import Completes, Guarded
 
 T = TypeVar("T")
 # No larger budget is asked for than this, in tokens.
 MOST_TOKENS = 32_768
-_TRANSPORT = {"timeout", "rate_limit", "connection", "server"}
 _FINAL = {"refusal", "content_filter"}
 
 
 class Unusable(ValueError):
   """A reply that its reader cannot take; the text is the cause that is counted."""
-
-
-class Stopped(ConfigError):
-  """The run has ended early, and cleanly: what was paid for is in the journal."""
-
-
-class Completes(Protocol):
-  """What is needed of `llm.client.Client`."""
-
-  def complete(
-    self, requests: Iterable[Request]
-  ) -> Iterator[tuple[Request, Reply | Failure]]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +64,7 @@ class Asker:
     tries: replies asked for to one question at most.
     give_up_after: so many calls in a row that the endpoint failed end the run.
     """
-    self._client, self._tries, self._give_up_after = client, tries, give_up_after
-    self._failed_in_a_row = 0
+    self._client, self._tries = Guarded(client, give_up_after), tries
 
   def ask(self, questions: Sequence[Question[T]]) -> list[Answer[T]]:
     """One answer a question, in their order.
@@ -97,7 +82,7 @@ class Asker:
         for name, i in asked.items()
       )
       again: dict[int, Sampling] = {}
-      for request, result in self._complete(requests):
+      for request, result in self._client.complete(requests):
         i = asked[request.id]
         answers[i] = answer = _answer(questions[i], result)
         if isinstance(result, Failure) or not answer.cause or answer.cause in _FINAL:
@@ -113,26 +98,6 @@ class Asker:
       if not pending:
         break
     return [answers[i] for i in range(len(questions))]
-
-  def _complete(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply | Failure]]:
-    why: list[str] = []
-    # Over budget or with a dead endpoint nothing more is taken; what is on its way is awaited.
-    wanted = itertools.takewhile(lambda _: not why, requests)
-    for request, result in self._client.complete(wanted):
-      if isinstance(result, Reply):
-        self._failed_in_a_row = 0
-      elif result.cause == "budget":
-        why.append(result.message)
-      elif result.cause in _TRANSPORT:
-        self._failed_in_a_row += 1
-        if self._failed_in_a_row >= self._give_up_after:
-          why.append(
-            f"{self._failed_in_a_row} calls in a row failed, the last with {result.cause}"
-            f" ({result.message}); see to the endpoint"
-          )
-      yield request, result
-    if why:
-      raise Stopped(f"{why[0]}; then start the same command again: what was paid for is kept")
 
 
 def _answer(question: Question[T], result: Reply | Failure) -> Answer[T]:

@@ -1,7 +1,6 @@
 """The fields of the section `llm` (configs/llm.py) as flags of a command."""
 
 from collections.abc import Callable
-import logging
 from typing import Any
 
 from absl import flags
@@ -41,8 +40,6 @@ def define() -> Callable[[str], Client]:
   }
 
   def client(journal: str) -> Client:
-    for name in ("httpx", "httpx2"):  # Which one depends on openai's version.
-      logging.getLogger(name).setLevel(logging.WARNING)  # It has a line for every call.
     values = {name: holder.value for name, holder in holders.items()}
     return build.client(ml_collections.ConfigDict(values), journal)
 

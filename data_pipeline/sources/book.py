@@ -22,7 +22,7 @@ from data_pipeline.sources.book_replies import Dialogue, Person
 from data_pipeline.sources.book_text import Book
 from data_pipeline.sources.names import key
 from data_pipeline.sources.report import kind_of
-from her_jax.llm.client import Client
+from her_jax.llm.guarded import Completes
 from her_jax.roleplay import grammar, notations, schema
 from her_jax.roleplay.grammar import Reply as Layers
 from her_jax.roleplay.grammar import Segment
@@ -33,7 +33,7 @@ _MOST_NOTES, _MOST_LINES = 12, 24  # of one request for a profile
 
 
 def from_book(
-  book: Book, client: Client, counts: Counts | None = None, options: Options | None = None
+  book: Book, client: Completes, counts: Counts | None = None, options: Options | None = None
 ) -> Iterator[Trajectory]:
   """The scenes of a book, in its order.
 
@@ -53,7 +53,7 @@ def from_book(
 class _Work:
   """One book's way through the four stages."""
 
-  def __init__(self, book: Book, client: Client, counts: Counts, options: Options):
+  def __init__(self, book: Book, client: Completes, counts: Counts, options: Options):
     self._book, self._counts, self._options = book, counts, options
     self._language = book.language
     self._asker = Asker(client, counts, options.sampling, book.language)

@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any, Generic, TypeVar
 
 from data_pipeline.sources import book_prompts
-from her_jax.llm.client import Client, Failure, Message, Reply, Request, Sampling
+from her_jax.llm.client import Failure, Message, Reply, Request, Sampling
+from her_jax.llm.guarded import Completes
 from her_jax.roleplay.schema import DataError
 
 _T = TypeVar("_T")
@@ -50,7 +51,7 @@ class Question(Generic[_T]):
 class Asker:
   """Asks a model about one book and counts what came to nothing."""
 
-  def __init__(self, client: Client, counts: Counts, sampling: Sampling, language: str):
+  def __init__(self, client: Completes, counts: Counts, sampling: Sampling, language: str):
     self._client, self._counts = client, counts
     self._sampling, self._language = sampling, language
 

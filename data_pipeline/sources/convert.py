@@ -15,7 +15,6 @@ and running it again with the same journal pays for those alone.
 
 from collections.abc import Iterator, Sequence
 import json
-import logging
 import os
 import pathlib
 import sys
@@ -23,7 +22,7 @@ from typing import Any
 
 from absl import app, flags
 
-from data_pipeline.sources import book, book_text, documents, her_dataset, reader
+from data_pipeline.sources import book, book_files, documents, her_dataset, reader
 from data_pipeline.sources.report import Report
 from her_jax.errors import ConfigError
 from her_jax.llm.client import Client
@@ -81,38 +80,13 @@ def _counted(found: Iterator[Trajectory], report: Report) -> Iterator[Trajectory
     yield made
 
 
-def _books() -> list[book_text.Book]:
-  """The books of the source: text files, or rows of `title`, `author` and `content`."""
-  path = pathlib.Path(_SOURCE.value)
-  files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
-  if not files or not all(file.is_file() for file in files):
-    raise DataError(f"{path}: no such file, or a folder without .txt")
-  found = []
-  for file in files:
-    if file.suffix not in (".json", ".jsonl"):
-      found.append(book_text.read_book(file, _ENCODING.value, _TITLE.value))
-      continue
-    for record in documents.records(file, _ENCODING.value or None):
-      row = record.row
-      if isinstance(row, DataError) or not isinstance(row, dict):
-        raise DataError(f"{record.place}: {row if isinstance(row, DataError) else 'no object'}")
-      text, title, author = (row.get(f) or "" for f in ("content", "title", "author"))
-      if not all(isinstance(t, str) for t in (text, title, author)):
-        raise DataError(f"{record.place}: title, author and content must be texts")
-      try:
-        found.append(book_text.make_book(text, title, author))
-      except DataError as error:
-        raise DataError(f"{record.place}: content: {error}") from None
-  return found
-
-
 def _from_books(counts: book.Counts) -> Iterator[Trajectory]:
   from her_jax.llm.endpoint import Endpoint
   from her_jax.llm.journal import Journal
 
   if not (_ENDPOINT.value and _MODEL.value):
     raise ConfigError("a plain book is read by a model: pass --endpoint and --model")
-  books = _books()
+  books = book_files.read_books(_SOURCE.value, _ENCODING.value, _TITLE.value)
   journal = Journal(_JOURNAL.value) if _JOURNAL.value else None
   client = Client(
     Endpoint(_MODEL.value, _ENDPOINT.value, os.environ.get(_KEY.value, "")),
@@ -152,7 +126,6 @@ def main(argv: Sequence[str]) -> None:
   out, report, counts = pathlib.Path(_OUT.value), Report(), book.Counts()
   rejected = out.with_name("rejected.jsonl")
   of_book = _FORMAT.value == "book"
-  logging.getLogger("httpx").setLevel(logging.WARNING)  # It tells of every call.
   try:
     if out.resolve().parent.is_relative_to(pathlib.Path(_SOURCE.value).resolve()):
       raise ConfigError(f"{out}: within the source, which reads all its files; choose another")

@@ -26,10 +26,11 @@ from typing import Any
 from absl import logging
 
 from data_pipeline.synthesis import layouts, prepare, stage_files
-from data_pipeline.synthesis.calls import Completes, Runner
+from data_pipeline.synthesis.calls import Runner
 from data_pipeline.synthesis.stage import Guide, Stage
 from data_pipeline.synthesis.stage_files import CONVERSATIONS, InputChanged, StageFiles
 from her_jax.errors import ConfigError
+from her_jax.llm.guarded import Completes
 from her_jax.roleplay import grammar
 from her_jax.roleplay.schema import DataError, Trajectory
 

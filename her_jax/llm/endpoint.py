@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import email.utils
+import logging
 import random
 import re
 from typing import Any
@@ -22,6 +23,9 @@ _MODERATION = re.compile(r"content.?(filter|policy|management)|moderat|flagged|s
 _NO_CREDIT = re.compile(
   r"insufficient.?(quota|balance|credit|funds)|exceeded your current quota", re.I
 )
+# The HTTP client has a line for every call; which it is depends on openai's version.
+for _name in ("httpx", "httpx2"):
+  logging.getLogger(_name).setLevel(logging.WARNING)
 
 
 class _Again(Exception):

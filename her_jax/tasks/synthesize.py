@@ -1,4 +1,4 @@
-"""Turns plain conversations into trajectories, by calls of a teacher model."""
+"""Turns plain conversations, or a book, into trajectories and data sets, by calls of a teacher."""
 
 from collections.abc import Callable, Iterator, Sequence
 import hashlib
@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 from absl import logging
 import ml_collections
 
-from data_pipeline import samples
+from data_pipeline import samples, splits
+from data_pipeline.sources.book_find import Options as BookOptions
 from data_pipeline.synthesis import (
   ask,
+  from_book,
   pipeline,
   prepare,
   prompts,
@@ -28,6 +30,7 @@ from her_jax.roleplay import jsonl, schema
 from her_jax.roleplay.schema import DataError, Trajectory
 
 _S = TypeVar("_S")
+_BOOK = "book"
 _FOLDERS = {
   "0": (pipeline.PREPARE,), "1": ("stage_1",), "2": ("stage_2a", "stage_2b"),
   "2a": ("stage_2a",), "2b": ("stage_2b",), "3": ("stage_3",),
@@ -60,11 +63,15 @@ def run(config: ml_collections.ConfigDict, workdir: str, mesh: Any = None) -> di
     config.give_up_after,
   )
   chosen = _chosen(config.stages)
+  purposes = _purposes(config)
   try:
-    source = _source(config, pathlib.Path(workdir), pipeline.PREPARE in chosen)
-    return chain.run(source, chosen, config.retry_failed)
+    source = _source(config, pathlib.Path(workdir), pipeline.PREPARE in chosen, clients)
+    summary = chain.run(source, chosen, config.retry_failed)
   finally:
     clients.report()
+  if purposes:
+    summary["data_sets"] = _finish(config, pathlib.Path(workdir), purposes)
+  return summary
 
 
 def _stages(config: ml_collections.ConfigDict) -> list[Stage]:
@@ -74,6 +81,8 @@ def _stages(config: ml_collections.ConfigDict) -> list[Stage]:
     ("give_up_after", 1),
     ("limit", 0),
     ("prepare.min_turns", 1),
+    ("book.piece", 1000),
+    ("book.chapters", 0),
   ):
     section, _, name = field.rpartition(".")
     if (value := (config[section] if section else config)[name]) < least:
@@ -95,6 +104,42 @@ def _stages(config: ml_collections.ConfigDict) -> list[Stage]:
     system_thinking.Backward(plans[1], count),
     setting.SettingCompletion(_settings(setting.Settings, config, "setting"), count),
   ]
+
+
+def _purposes(config: ml_collections.ConfigDict) -> dict[str, float]:
+  """The shares of what is built in the end; none if nothing is.
+
+  Raises:
+    ConfigError: they are none, or a book is to be split into more purposes than there are books.
+  """
+  if not config.build:
+    return {}
+  purposes = splits.parse_purposes(config.purposes) if config.purposes else splits.DEFAULT
+  splits.check_purposes(purposes)
+  if config.format == _BOOK and config.source:
+    books = len(from_book.books(config.source))
+    if books < len(purposes):
+      raise ConfigError(
+        f"config.purposes names {len(purposes)} purposes for {books} books; no book may be in two,"
+        f" so name at most {books}, as in --config.purposes=sft=1"
+      )
+  return dict(purposes)
+
+
+def _finish(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path, purposes: dict[str, float]
+) -> dict[str, Any]:
+  from data_pipeline import finish
+  from data_pipeline.builders import card
+
+  origin = f"synthesised from {pathlib.Path(config.source).name}"
+  about = card.About(f"{pathlib.Path(config.source).stem}, with reasoning", origin=origin)
+  made = finish.finish(workdir / pipeline.TRAJECTORIES, workdir, purposes, config.seed, about)
+  for kind, counts in made["records"].items():
+    if counts:
+      logging.info("built/her_%s: %s", kind, counts)
+  logging.info("turns with flags: %s; shown in page.html", made["flags"] or "none")
+  return made
 
 
 def _settings(make: Callable[..., _S], config: ml_collections.ConfigDict, name: str) -> _S:
@@ -155,12 +200,16 @@ class _Clients:
 
   def of(self, stage: Stage) -> Client:
     own = stage.name == system_thinking.FORWARD and bool(self._config.reasoner.model)
-    name = "calls_reasoner" if own else "calls"
+    return self._get("calls_reasoner", self._config.reasoner) if own else self.main()
+
+  def main(self) -> Client:
+    """The client of all that has no other."""
+    return self._get("calls")
+
+  def _get(self, name: str, own: ml_collections.ConfigDict | None = None) -> Client:
     if name not in self._made:
       settings = ml_collections.ConfigDict(self._config.llm.to_dict())
-      if own:
-        given = {k: v for k, v in self._config.reasoner.items() if v or k.startswith("budget")}
-        settings.update(given)
+      settings.update({k: v for k, v in (own or {}).items() if v or k.startswith("budget")})
       if settings.recorded == "samples":
         settings.recorded = str(samples.RECORDED)
       self._made[name] = build.client(settings, self._workdir / f"{name}.jsonl")
@@ -175,7 +224,7 @@ class _Clients:
 
 
 def _source(
-  config: ml_collections.ConfigDict, workdir: pathlib.Path, needed: bool
+  config: ml_collections.ConfigDict, workdir: pathlib.Path, needed: bool, clients: _Clients
 ) -> pipeline.Source:
   """The conversations that the config names; `needed` says whether stage 0 reads them."""
   if not needed:
@@ -183,11 +232,18 @@ def _source(
   if not config.source:
     raise ConfigError("config.source is empty; pass a file or a folder of conversations")
   path = samples.PLAIN if config.source == "samples" else pathlib.Path(config.source)
-  if config.format == "trajectories":
+  format = config.format
+  if format == _BOOK:
+    options = BookOptions(piece=config.book.piece, chapters=config.book.chapters)
+    path = from_book.find_scenes(
+      path, workdir, clients.main, options, config.give_up_after, config.retry_failed
+    )
+    format = "trajectories"
+  if format == "trajectories":
     read = lambda: _trajectories(path)
   else:
-    read = lambda: _foreign(path, config.format, config.lenient, workdir / pipeline.PREPARE)
-  return pipeline.Source(read, _identity(path, config.format), config.lenient, config.limit)
+    read = lambda: _foreign(path, format, config.lenient, workdir / pipeline.PREPARE)
+  return pipeline.Source(read, _identity(path, format), config.lenient, config.limit)
 
 
 def _foreign(

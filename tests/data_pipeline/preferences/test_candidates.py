@@ -6,11 +6,12 @@ import json
 import pytest
 
 from data_pipeline.preferences import candidates
-from data_pipeline.preferences.asking import Stopped, Unusable
+from data_pipeline.preferences.asking import Unusable
 from data_pipeline.preferences.inputs import Refused, Scenes, placed_rows
 from her_jax.errors import ConfigError
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.llm.client import Failure, Reply, Sampling
+from her_jax.llm.guarded import Stopped
 from her_jax.roleplay import chat, schema
 from her_jax.roleplay.prompts import Variant
 from her_jax.roleplay.schema import DataError

@@ -8,14 +8,15 @@ import pytest
 
 from data_pipeline import samples
 from data_pipeline.synthesis import prepare, stage_files
-from data_pipeline.synthesis.calls import Stopped
 from her_jax.errors import ConfigError
 from her_jax.llm.client import Client, Failure
+from her_jax.llm.guarded import Stopped
 from her_jax.roleplay import grammar, schema
 from her_jax.roleplay.schema import DataError
-from tests.data_pipeline.synthesis import scripted_teacher, synthesis_runs
-from tests.data_pipeline.synthesis.scripted_teacher import Teacher
+from tests.data_pipeline.synthesis import synthesis_runs
 from tests.data_pipeline.synthesis.synthesis_runs import files, make, read, scene, source
+from tests.teachers import synthesis as scripted_teacher
+from tests.teachers.synthesis import Teacher
 
 
 def plain_samples(number=12):

@@ -15,8 +15,8 @@ from data_pipeline.synthesis.stage import Guide
 from data_pipeline.synthesis.system_thinking import Backward, Forward
 from data_pipeline.synthesis.system_thinking import Settings as PlanSettings
 from her_jax.llm.client import Reply
-from tests.data_pipeline.synthesis.scripted_teacher import Teacher
 from tests.data_pipeline.synthesis.synthesis_runs import prepared, scene
+from tests.teachers.synthesis import Teacher
 
 _LINES = [
   ("Ada", "<role_action>sits</role_action> Good morning to you, Bo."),

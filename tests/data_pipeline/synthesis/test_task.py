@@ -163,7 +163,7 @@ def test_a_row_of_two_megabytes_goes_through(tmp_path):
 
 def test_a_reasoner_of_its_own_writes_the_drafts(tmp_path):
   """The drafts go to another endpoint and another journal; its own budget counts."""
-  reply = "tests.data_pipeline.synthesis.scripted_teacher:over_http"
+  reply = "tests.teachers.synthesis:over_http"
   with (
     BadServer(tmp_path / "a", reply=reply) as teacher,
     BadServer(tmp_path / "b", reply=reply) as reasoner,
@@ -177,7 +177,7 @@ def test_a_reasoner_of_its_own_writes_the_drafts(tmp_path):
 
 
 def test_a_spent_budget_ends_the_run_and_a_larger_one_goes_on(tmp_path):
-  reply = "tests.data_pipeline.synthesis.scripted_teacher:over_http"
+  reply = "tests.teachers.synthesis:over_http"
   with BadServer(tmp_path / "server", reply=reply) as server:
     config = _against(server.url, limit=2)
     config.llm.budget_tokens = 5000
@@ -221,7 +221,7 @@ def _start(url, workdir):
 @pytest.mark.slow
 def test_killed_at_twenty_moments_it_ends_like_a_run_that_was_not(tmp_path, capsys):
   """Against a server that delays, limits, cuts, refuses and breaks; no call is paid for twice."""
-  reply = "tests.data_pipeline.synthesis.scripted_teacher:over_http"
+  reply = "tests.teachers.synthesis:over_http"
   faults = {
     "rate_limit": 0.05, "server": 0.05, "cut": 0.05, "broken": 0.05, "delay": 0.02,
     "empty": 0.02, "refusal": 0.03, "content_filter": 0.04, "length": 0.04,

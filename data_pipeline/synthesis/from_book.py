@@ -1,0 +1,139 @@
+"""A plain book as the source of a run: its scenes, found and attributed by the teacher.
+
+    workdir/book/trajectories.jsonl    the scenes; what stage 0 reads
+    workdir/book/report.json           what was dropped and why, and calls that gave nothing
+
+They are written when every call has been made. Until then a run that was stopped begins the book
+again, with the answers that the journal has.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+from absl import logging
+
+from data_pipeline.sources import book, book_files
+from data_pipeline.sources.book_ask import Counts
+from data_pipeline.sources.book_find import Options
+from data_pipeline.synthesis import ask, stage_files
+from her_jax.llm.client import Failure, Reply, Request
+from her_jax.llm.guarded import TRANSPORT, Completes, Guarded, Stopped
+from her_jax.roleplay import schema
+from her_jax.roleplay.schema import DataError, Trajectory
+
+FOLDER, SCENES, REPORT = "book", "trajectories.jsonl", "report.json"
+_AGAIN = "again.json"
+
+
+def find_scenes(
+  source: str | os.PathLike[str],
+  workdir: pathlib.Path,
+  client: Callable[[], Completes],
+  options: Options = Options(),  # noqa: B008
+  give_up_after: int = 20,
+  again: bool = False,
+) -> pathlib.Path:
+  """The file of a book's scenes, made unless it is there.
+
+  Args:
+    source: a text, a folder of texts, or JSON rows; see `book_files`.
+    client: called only if there is something to ask.
+    again: whether to ask anew what gave nothing.
+
+  Raises:
+    DataError: the source is no book, or no scene is left of it.
+    Stopped: the budget is spent or the endpoint down; the same command goes on.
+  """
+  folder = workdir / FOLDER
+  told = json.loads(json.dumps({"source": _identity(source), **dataclasses.asdict(options)}))
+  report, rounds = _read(folder / REPORT), _read(folder / _AGAIN)
+  if report.get("settings") == told:
+    failed = report["failed"] if again else []
+    if not failed:
+      return folder / SCENES
+    rounds |= {id: rounds.get(id, 0) + 1 for id in failed}
+  folder.mkdir(parents=True, exist_ok=True)
+  stage_files.write_atomically(folder / _AGAIN, json.dumps(rounds, ensure_ascii=False))
+  (folder / REPORT).unlink(missing_ok=True)
+  counts, part = Counts(), folder / f"{SCENES}.part"
+  asked = _Again(Guarded(client(), give_up_after), rounds)
+  kept = [
+    scene
+    for one in book_files.read_books(source)
+    for scene in book.from_book(one, asked, counts, options)
+  ]
+  if down := sorted({cause for _, cause in counts.failures if cause in TRANSPORT}):
+    raise Stopped(
+      f"calls about the book failed ({', '.join(down)}), and what follows depends on them; start"
+      f" the same command again: what was paid for is kept"
+    )
+  if not kept:
+    raise DataError(f"{source}: no scene is left of it: {counts.as_dict()['scenes'] or 'none'}")
+  schema.write_jsonl(part, kept)
+  os.replace(part, folder / SCENES)
+  row = {"settings": told, **_told(kept), **counts.as_dict()}
+  text = json.dumps(row, ensure_ascii=False, indent=2)
+  stage_files.write_atomically(folder / REPORT, text + "\n")
+  logging.info(
+    "book: %s; scenes: %s; lines: %s", _told(kept), dict(counts.scenes), dict(counts.lines)
+  )
+  if counts.failed:
+    causes = ", ".join(f"{stage}: {cause} {n}" for (stage, cause), n in counts.failures.items())
+    logging.warning(
+      "%d calls about the book gave nothing (%s); --config.retry_failed asks them anew",
+      len(counts.failed),
+      causes,
+    )
+  return folder / SCENES
+
+
+def books(source: str | os.PathLike[str]) -> list[str]:
+  """The titles of a source.
+
+  Raises:
+    DataError: it is no book.
+  """
+  return [one.title for one in book_files.read_books(source)]
+
+
+class _Again:
+  """A client in which what gave nothing before is another request than it was."""
+
+  def __init__(self, client: Completes, rounds: Mapping[str, int]):
+    self._client, self._rounds = client, rounds
+
+  def complete(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply | Failure]]:
+    given: dict[str, Request] = {}
+
+    def renamed() -> Iterator[Request]:
+      for request in requests:
+        times = self._rounds.get(request.id.removesuffix("/retry1"), 0)
+        other = dataclasses.replace(request, id=f"{request.id}{ask.again_suffix(times)}")
+        given[other.id] = request
+        yield other
+
+    for request, result in self._client.complete(renamed()):
+      yield given.pop(request.id), result
+
+
+def _identity(source: str | os.PathLike[str]) -> str:
+  """A hash of all that the source holds."""
+  digest = hashlib.sha256()
+  for file in book_files.files_of(source):
+    digest.update(f"{file.name}\0".encode())
+    with file.open("rb") as f:
+      digest.update(hashlib.file_digest(f, "sha256").digest())
+  return digest.hexdigest()
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+  return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _told(scenes: list[Trajectory]) -> dict[str, int]:
+  return {"conversations": len(scenes), "turns": sum(len(scene.turns) for scene in scenes)}

@@ -1,0 +1,227 @@
+"""From a plain book to data sets in one run, over HTTP, also when it is killed."""
+
+import json
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from configs import synthesize as synthesize_config
+from data_pipeline import records, splits
+from data_pipeline.synthesis import from_book
+from her_jax.errors import ConfigError
+from her_jax.llm.client import Client, Failure, Reply
+from her_jax.llm.guarded import Stopped
+from her_jax.llm.scripted import Scripted
+from her_jax.roleplay import schema
+from her_jax.roleplay.schema import DataError
+from her_jax.tasks import synthesize
+from tests.data_pipeline.synthesis.synthesis_runs import files
+from tests.llm.bad_server import BadServer
+from tests.teachers import novelist
+
+_ROOT = pathlib.Path(__file__).parents[3]
+_CHAPTER = """CHAPTER {number}
+
+The rain had come up the valley and stopped at the toll house, where {one} kept the ledger.
+
+"You have charged me for {count} wheels," said {two}.
+
+"The cart had {count} when it came," replied {one}. "I count what I see."
+
+{two} looked out at the cart, which stood in the yard with its shafts in the air.
+
+"One of them is on the back for mending," said {two}. "It has not turned since Tarrow."
+
+"A wheel that has been to Tarrow is a wheel," replied {one}.
+
+"Then charge me for the horse's shoes as well," cried {two}. "He has four, and a spare."
+
+"I had not seen the spare," said {one}, and wrote it down.
+
+The ink was slow to dry. Nobody else came along the road that afternoon, and in the end they
+shared the bread.
+"""
+_PEOPLE = (("Hesper", "Corrin"), ("Maud", "Corrin"), ("Hesper", "Tobin"), ("Maud", "Tobin"))
+
+
+@pytest.fixture
+def novel(tmp_path):
+  chapters = [
+    _CHAPTER.format(number=i + 1, one=one, two=two, count=("three", "five", "six", "nine")[i])
+    for i, (one, two) in enumerate(_PEOPLE)
+  ]
+  path = tmp_path / "toll.txt"
+  path.write_text("THE TOLL AT TARROW\n\nby A. Nobody\n\n\n" + "\n\n".join(chapters))
+  return path
+
+
+def _config(source, url="http://127.0.0.1:9/v1", **changes):
+  config = synthesize_config.get_config("book")
+  config.update_from_flattened_dict({
+    "source": str(source), "llm.base_url": url, "llm.model": "teacher", "llm.api_key_env": "",
+    "llm.max_attempts": 12, "llm.first_wait_s": 0.02, "llm.timeout_s": 5.0, "block": 2, **changes,
+  })  # fmt: skip
+  return config
+
+
+def _check(folder, book):
+  """What a run has left fits together; its conversations."""
+  made = schema.read_trajectories(folder / "trajectories.jsonl")
+  proof = splits.verify(folder / "splits", [folder / "splits/sft.jsonl"])
+  assert list(proof.books) == [book]
+  scenes = records.Trajectories(folder / "built", "sft")
+  assert [s.id for s in scenes] == [s.id for s in made]
+  turns = list(records.SftTurns(folder / "built", "sft"))
+  assert len(turns) == sum(len(s.trained_turns()) for s in made) > 0
+  assert "sft" in (folder / "built/DATA_CARD.md").read_text()
+  page = (folder / "page.html").read_text()
+  assert all(s.turns[0].speaker in page for s in made)
+  quality = json.loads((folder / "quality.json").read_text())
+  assert quality["turns"] == sum(len(s.turns) for s in made)
+  assert json.loads((folder / "diversity.json").read_text())
+  return made
+
+
+def test_a_book_becomes_data_sets_and_a_second_run_asks_nothing(novel, tmp_path):
+  with BadServer(tmp_path / "server", reply=novelist.REPLY) as server:
+    summary = synthesize.run(_config(novel, server.url), str(tmp_path / "run"))
+    paid = server.paid()
+    # Derived from the trajectories: they come again, and no call is made.
+    (tmp_path / "run/page.html").unlink()
+    synthesize.run(_config(novel, server.url), str(tmp_path / "run"))
+    assert server.paid() == paid
+    # Another book in the same workdir is not the one before.
+    novel.write_text(novel.read_text().replace("TARROW", "MERROW"))
+    synthesize.run(_config(novel, server.url), str(tmp_path / "run"))
+    assert len(server.paid()) > len(paid)
+  made = _check(tmp_path / "run", "THE TOLL AT MERROW")
+  assert len(made) == 4
+  assert {c.name for s in made for c in s.characters} >= {"Hesper", "Maud", "Corrin", "Tobin"}
+  assert summary["data_sets"]["books"] == {"sft": 1}
+  report = json.loads((tmp_path / "run/book/report.json").read_text())
+  assert report["conversations"] == 4 and not report["failed"]
+
+
+_RUN = """
+import sys
+from tests.data_pipeline.synthesis.test_book_run import _config
+from her_jax.tasks import synthesize
+synthesize.run(_config(*sys.argv[1:3]), sys.argv[3])
+"""
+
+
+@pytest.mark.slow
+def test_killed_anywhere_it_ends_like_a_run_that_was_not(novel, tmp_path):
+  faults = {"rate_limit": 0.05, "server": 0.05, "cut": 0.05, "refusal": 0.03, "length": 0.04}
+  whole, killed = tmp_path / "whole", tmp_path / "killed"
+
+  def start(url, workdir):
+    command = [sys.executable, "-c", _RUN, str(novel), url, str(workdir)]
+    return subprocess.Popen(command, cwd=_ROOT, stderr=subprocess.PIPE)
+
+  with BadServer(tmp_path / "calm", reply=novelist.REPLY, faults=faults, seed=2) as calm:
+    run = start(calm.url, whole)
+    assert run.wait(120) == 0, run.stderr.read().decode()
+    paid, attempts = calm.paid(), len(calm.attempts())
+  chance = random.Random(3)
+  with BadServer(tmp_path / "stormy", reply=novelist.REPLY, faults=faults, seed=2) as stormy:
+    for share in (0.02, 0.1, 0.2, 0.4, 0.7, 0.9):
+      run = start(stormy.url, killed)
+      while len(stormy.attempts()) < share * attempts and run.poll() is None:
+        time.sleep(0.01)
+      time.sleep(chance.uniform(0, 0.05))
+      run.send_signal(signal.SIGKILL)
+      run.wait()
+    run = start(stormy.url, killed)
+    assert run.wait(120) == 0, run.stderr.read().decode()
+    assert set(stormy.paid().values()) == {1} and stormy.paid().keys() == paid.keys()
+  assert files(killed) == files(whole)
+  for file in ("book/trajectories.jsonl", "book/report.json", "quality.json", "page.html"):
+    assert (killed / file).read_bytes() == (whole / file).read_bytes()
+  _check(killed, "THE TOLL AT TARROW")
+
+
+def _scenes(novel, workdir, function, again=False):
+  return from_book.find_scenes(
+    novel, workdir, lambda: Client(Scripted("teacher", function)), give_up_after=5, again=again
+  )
+
+
+def _answer(request):
+
+  messages = [{"role": m.role, "content": m.content} for m in request.messages]
+  return Reply(novelist.reply(messages))
+
+
+def test_what_gave_nothing_is_asked_anew_alone(novel, tmp_path):
+  asked, refused = [], set()
+
+  def reply(request):
+    asked.append(request.id)
+    if request.tag == "book/dialogue" and not refused:
+      refused.add(request.id)
+    return Reply("", finish_reason="refusal") if request.id in refused else _answer(request)
+
+  path = _scenes(novel, tmp_path, reply)
+  before = len(schema.read_trajectories(path))
+  report = json.loads((tmp_path / "book/report.json").read_text())
+  (failed,) = set(report["failures"])
+  assert failed == "dialogue: refusal" and set(report["failed"]) == refused
+  asked.clear()
+  assert _scenes(novel, tmp_path, reply) == path and not asked
+  assert len(schema.read_trajectories(_scenes(novel, tmp_path, reply, again=True))) > before
+  assert set(report["failed"]) == {i.split("/again")[0] for i in asked if "/again1" in i}
+  assert not json.loads((tmp_path / "book/report.json").read_text())["failed"]
+
+
+@pytest.mark.parametrize("cause", ["budget", "connection"])
+def test_a_dead_endpoint_or_a_spent_budget_ends_the_book_and_it_goes_on(novel, tmp_path, cause):
+  def dead(request):
+    return Failure(cause, "all is lost")
+
+  with pytest.raises(Stopped, match=f"{cause}.*start the same command again"):
+    _scenes(novel, tmp_path, dead)
+  assert not (tmp_path / "book" / from_book.SCENES).exists()
+  assert len(schema.read_trajectories(_scenes(novel, tmp_path, _answer))) == 4
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"purposes": "sft=3,test=1"}, "names 2 purposes for 1 books; .* --config.purposes=sft=1"),
+    ({"purposes": "training=1"}, "'training' is not one of"),
+    ({"purposes": "sft"}, "purposes: 'sft'; write NAME=SIZE"),
+    ({"book.piece": 10}, "config.book.piece is 10; it must be 1000 or more"),
+    ({"book.chapters": -1}, "config.book.chapters is -1"),
+    ({"source": ""}, "config.source is empty"),
+    ({"llm.model": ""}, "llm.model is empty"),
+  ],
+)
+def test_mistakes_in_settings_are_told_before_any_call(novel, tmp_path, changes, words):
+  with pytest.raises(ConfigError, match=words) as caught:
+    synthesize.run(_config(**{"source": novel, **changes}), str(tmp_path / "run"))
+  assert "\n" not in str(caught.value)
+
+
+def test_a_source_that_is_no_book_is_told(novel, tmp_path):
+  with pytest.raises(DataError, match="none.txt: no such file"):
+    synthesize.run(_config(tmp_path / "none.txt"), str(tmp_path / "run"))
+  (tmp_path / "empty.txt").write_text(" \n")
+  with pytest.raises(DataError, match="empty.txt"):
+    synthesize.run(_config(tmp_path / "empty.txt"), str(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_the_real_novel_becomes_data_sets(real_data, tmp_path):
+  source = real_data("pride_and_prejudice.txt")
+  with BadServer(tmp_path / "server", reply=novelist.REPLY, delay=0.0) as server:
+    config = _config(source, server.url, **{"book.chapters": 12, "block": 64})
+    synthesize.run(config, str(tmp_path / "run"))
+    assert set(server.paid().values()) == {1}
+  made = _check(tmp_path / "run", "Pride and Prejudice")
+  assert len(made) >= 8 and sum(len(s.turns) for s in made) >= 100
