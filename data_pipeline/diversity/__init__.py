@@ -10,7 +10,7 @@ size can be compared. What the environment says is left out.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -19,120 +19,17 @@ import itertools
 import math
 from typing import Any
 
+from data_pipeline.diversity import figures
 from data_pipeline.quality import view
 from her_jax.roleplay import grammar
+from her_jax.roleplay.layouts import entropy_bits, longest_run
 from her_jax.roleplay.schema import Trajectory, Turn
 
 SAMPLE = 500
 LONGEST_RUN = 2  # turns in a row with one layout, beyond which they count as monotonous
 TOP = 12
 TOP_OF_EDIT = 9  # of each side
-_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _LAYERS = {grammar.THINKING: "thinking", grammar.ACTION: "action", grammar.SPEECH: "speech"}
-_EPSILON = 0.1
-
-
-# ---- Figures of a list
-
-
-def entropy(counts: Mapping[str, int]) -> float | None:
-  """Shannon entropy of the shares, in bits; None where nothing was counted.
-
-  Example:
-    entropy({"TS": 2, "AS": 2}) == 1.0
-  """
-  total = sum(counts.values())
-  return sum(-n / total * math.log2(n / total) for n in counts.values() if n) if total else None
-
-
-def longest_run(layouts: Iterable[str]) -> tuple[str, int]:
-  """The layout that is repeated in most consecutive turns, and in how many."""
-  runs = ((layout, sum(1 for _ in run)) for layout, run in itertools.groupby(layouts))
-  return max(runs, key=lambda run: run[1], default=("", 0))
-
-
-def distinct(texts: Iterable[Sequence[str]], size: int) -> float | None:
-  """Share of different n-grams among all (distinct-n; Li et al., NAACL 2016)."""
-  grams = [gram for words in texts for gram in _grams(words, size)]
-  return len(set(grams)) / len(grams) if grams else None
-
-
-def self_bleu(texts: Sequence[Sequence[str]], most: int = 4) -> float | None:
-  """Mean BLEU of each text against all others (self-BLEU; Zhu et al., "Texygen", SIGIR 2018).
-
-  BLEU is the geometric mean of the clipped precisions of 1- to `most`-grams times the brevity
-  penalty against the reference nearest in length (Papineni et al., ACL 2002). A precision of 0
-  counts as 0.1 hits (Chen and Cherry, 2014, smoothing 1), and one that can't be formed, because
-  the text is too short, as none. Texts of less than `most` words are left out.
-
-  Args:
-    texts: each as its words.
-
-  Returns:
-    between 0 and 1, 1 where all are the same; None for fewer than two texts.
-  """
-  texts = [words for words in texts if len(words) >= most]
-  if len(texts) < 2:
-    return None
-  counts = [[Counter(_grams(words, n)) for words in texts] for n in range(1, most + 1)]
-  best = [_two_best(of_size) for of_size in counts]
-  lengths = Counter(len(words) for words in texts)
-  scores = []
-  for i, words in enumerate(texts):
-    logs = 0.0
-    for of_size, two in zip(counts, best, strict=True):
-      hits = sum(min(n, _others(two[gram], i)) for gram, n in of_size[i].items())
-      logs += math.log((hits or _EPSILON) / of_size[i].total())
-    scores.append(math.exp(logs / most) * _brevity(len(words), lengths))
-  return sum(scores) / len(scores)
-
-
-def _grams(words: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
-  return zip(*(words[i:] for i in range(size)), strict=False)
-
-
-def _two_best(
-  counts: Sequence[Counter[tuple[str, ...]]],
-) -> dict[tuple[str, ...], tuple[int, int, int]]:
-  """For each n-gram its highest count, the text that has it, and the highest among the others.
-
-  So what is clipped at the best of all other texts costs no comparison of every two.
-  """
-  best: dict[tuple[str, ...], tuple[int, int, int]] = {}
-  for i, of_text in enumerate(counts):
-    for gram, n in of_text.items():
-      first, owner, second = best.get(gram, (0, -1, 0))
-      best[gram] = (n, i, first) if n > first else (first, owner, max(second, n))
-  return best
-
-
-def _others(best: tuple[int, int, int], text: int) -> int:
-  first, owner, second = best
-  return second if owner == text else first
-
-
-def _brevity(length: int, lengths: Counter[int]) -> float:
-  others = [n for n in lengths if n != length or lengths[n] > 1]
-  nearest = min(others, key=lambda n: (abs(n - length), n))
-  return 1.0 if length >= nearest else math.exp(1 - nearest / length)
-
-
-def quantiles(histogram: Mapping[int, int]) -> dict[str, float] | None:
-  """Mean, quantiles and maximum of counted values; None where there are none."""
-  total = sum(histogram.values())
-  if not total:
-    return None
-  found: dict[str, float] = {"mean": sum(v * n for v, n in histogram.items()) / total}
-  ordered = sorted(histogram)
-  reached = list(itertools.accumulate(histogram[value] for value in ordered))
-  for q in _QUANTILES:
-    found[f"p{q:.0%}".rstrip("%")] = next(
-      v for v, n in zip(ordered, reached, strict=True) if n >= q * total
-    )
-  return found | {"max": ordered[-1]}
-
-
-# ---- A file
 
 
 class Sample:
@@ -172,7 +69,7 @@ class Layouts:
       self.longest, self.longest_in = found, scene
 
   def as_dict(self) -> dict[str, Any]:
-    total, bits = self.counts.total(), entropy(self.counts)
+    total, bits = self.counts.total(), entropy_bits(self.counts)
     top = self.counts.most_common(TOP)
     return {
       "replies": total,
@@ -271,7 +168,7 @@ class Diversity:
         for language, samples in self._samples.items()
       },
       "lengths": {
-        language: {name: quantiles(histogram) for name, histogram in of.items()}
+        language: {name: figures.quantiles(histogram) for name, histogram in of.items()}
         for language, of in self.lengths.items()
       },
     }
@@ -280,8 +177,8 @@ class Diversity:
 def _wording(texts: Sequence[Sequence[str]]) -> dict[str, Any]:
   return {
     "sampled": len(texts),
-    "self_bleu_4": self_bleu(texts),
-    **{f"distinct_{n}": distinct(texts, n) for n in (1, 2, 3)},
+    "self_bleu_4": figures.self_bleu(texts),
+    **{f"distinct_{n}": figures.distinct(texts, n) for n in (1, 2, 3)},
   }
 
 
@@ -304,53 +201,3 @@ def measure(scenes: Iterable[Trajectory], sample: int = SAMPLE) -> dict[str, Any
   for scene in scenes:
     gathered.add(scene)
   return gathered.as_dict()
-
-
-# ---- For reading
-
-
-def text_of(report: Mapping[str, Any], name: str) -> str:
-  """The report as tables, for a terminal or a log."""
-  sides = {"all replies": report["layouts"]}
-  if report["edit"]:
-    sides |= {"before the edit": report["edit"]["before"], "after it": report["edit"]["after"]}
-  lines = [f"{name}: {report['scenes']} scenes", ""]
-  lines.append(f"{'layouts':28}" + "".join(f"{side:>18}" for side in sides))
-  rows = {
-    "replies": ("replies", "d"),
-    "different layouts": ("layouts", "d"),
-    "entropy, bits": ("entropy_bits", ".3f"),
-    "... of the most it could be": ("evenness", ".1%"),
-    "share of the most frequent": ("top_share", ".1%"),
-    "beyond two in a row": ("beyond_two_in_a_row", ".1%"),
-  }
-  for label, (key, style) in rows.items():
-    lines.append(
-      f"{label:28}" + "".join(f"{_number(s[key], style):>18}" for s in sides.values())
-    )
-  runs = (s["longest_run"] for s in sides.values())
-  shown = (f"{run['turns']} × {run['layout'][:8]}" for run in runs)
-  lines.append(f"{'longest run':28}" + "".join(f"{run:>18}" for run in shown))
-  if report["edit"]:
-    lines.append(f"{'replies that the edit changed':28}{report['edit']['changed']:>17.1%}")
-  top = report["layouts"]["top"]
-  lines += ["", "most frequent: " + ", ".join(f"{t['layout']} {t['share']:.1%}" for t in top)]
-  heads = "".join(f"{f'distinct-{n}':>12}" for n in (1, 2, 3))
-  lines += ["", f"{'wording':28}{'sampled':>9}{'self-BLEU-4':>13}{heads}"]
-  for language, kinds in report["wording"].items():
-    for kind, w in kinds.items():
-      figures = "".join(f"{_number(w[f'distinct_{n}'], '.3f'):>12}" for n in (1, 2, 3))
-      bleu = _number(w["self_bleu_4"], ".3f")
-      lines.append(f"{f'{kind} ({language})':28}{w['sampled']:>9}{bleu:>13}{figures}")
-  columns = ("mean", *(f"p{q:.0%}".rstrip("%") for q in _QUANTILES), "max")
-  lines += ["", f"{'length, words (zh: signs)':28}" + "".join(f"{c:>8}" for c in columns)]
-  for language, kinds in report["lengths"].items():
-    for kind, found in kinds.items():
-      if found:
-        figures = f"{found['mean']:>8.1f}" + "".join(f"{found[c]:>8}" for c in columns[1:])
-        lines.append(f"{f'{kind} ({language})':28}{figures}")
-  return "\n".join(lines)
-
-
-def _number(value: float | None, style: str) -> str:
-  return "–" if value is None else format(value, style)

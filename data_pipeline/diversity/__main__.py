@@ -13,6 +13,7 @@ import sys
 from absl import app, flags
 
 from data_pipeline import diversity
+from data_pipeline.diversity import text
 from her_jax.roleplay import jsonl, schema
 from her_jax.roleplay.jsonl import DataError
 
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
   except (DataError, OSError) as error:
     print(f"diversity: {error}", file=sys.stderr)
     return 2
-  print(diversity.text_of(report, argv[1]))
+  print(text.text_of(report, argv[1]))
   if unreadable:
     print(f"\n{unreadable} lines are no scenes; without --lenient the first of them is named")
   return 0

@@ -130,7 +130,7 @@ def prompt_messages(
   """
   name = scene.turns[turn].speaker
   sheet = prompts.system_prompt(scene, scene.character(name), variant)
-  dialogue = chat._messages(scene, range(turn), name, variant)
+  dialogue = chat.messages_of(scene, range(turn), name, variant)
   return (Message("system", sheet), *(Message(m.role, m.text) for m in dialogue))
 
 

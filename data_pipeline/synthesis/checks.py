@@ -11,6 +11,7 @@ from her_jax.roleplay.tags import ACTION, SPEECH
 
 # A word of a script with blanks, or one sign of a script without.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|[^\W_\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+(?:['’][^\W_]+)*")  # fmt: skip
+# Stricter than the flag in `quality`: a plan that is refused by mistake costs one more call.
 _FIRST_PERSON = {
   "en": re.compile(r"\bI\b(?!\.)|\bI['’](?:m|ve|ll|d)\b|\b(?:[Mm]e|[Mm]y|[Mm]ine|[Mm]yself)\b"),
   "zh": re.compile(r"[我俺咱]"),

@@ -6,7 +6,7 @@ conversations in the order of the input: a run that is taken up again asks the s
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import itertools
 import math
 
@@ -53,16 +53,3 @@ def least_different(turns: int) -> int:
     [least_different(n) for n in (1, 2, 5, 9, 30)] == [1, 1, 3, 5, 5]
   """
   return min(LEAST, math.ceil(turns / 2))
-
-
-def longest_run(layouts: Sequence[str]) -> tuple[str, int]:
-  """The layout that is repeated most in consecutive turns, and how often."""
-  runs = [(layout, len(list(run))) for layout, run in itertools.groupby(layouts)]
-  return max(runs, key=lambda run: run[1], default=("", 0))
-
-
-def entropy(used: Mapping[str, int]) -> float:
-  """Shannon entropy of the layouts' shares, in bits."""
-  total = sum(used.values())
-  shares = [count / total for count in used.values() if count]
-  return -sum(share * math.log2(share) for share in shares) if total else 0.0

@@ -25,13 +25,14 @@ from typing import Any
 
 from absl import logging
 
-from data_pipeline.synthesis import layouts, prepare, stage_files
+from data_pipeline.synthesis import prepare, stage_files
 from data_pipeline.synthesis.calls import Runner
 from data_pipeline.synthesis.stage import Guide, Stage
 from data_pipeline.synthesis.stage_files import CONVERSATIONS, InputChanged, StageFiles
 from her_jax.errors import ConfigError
 from her_jax.llm.guarded import Completes
 from her_jax.roleplay import grammar
+from her_jax.roleplay.layouts import entropy_bits
 from her_jax.roleplay.schema import DataError, Trajectory
 
 PREPARE = "stage_0"
@@ -298,7 +299,7 @@ class Pipeline:
         if used := progress["used"]:
           summary["layouts"][names[folder]] = {
             "turns": sum(used.values()), "different": len(used),
-            "entropy_bits": round(layouts.entropy(used), 4), "used": used,
+            "entropy_bits": round(entropy_bits(used) or 0.0, 4), "used": used,
           }  # fmt: skip
         if folder == PREPARE:
           continue

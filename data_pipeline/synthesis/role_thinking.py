@@ -15,6 +15,7 @@ from data_pipeline.synthesis.ask import Answer, Fault, Job, Question, Rejected
 from data_pipeline.synthesis.stage import Guide, Outcome
 from her_jax.llm.client import Sampling
 from her_jax.roleplay import grammar
+from her_jax.roleplay.layouts import longest_run
 from her_jax.roleplay.schema import Trajectory, Turn
 
 NAME = "role_thinking"
@@ -229,7 +230,7 @@ def varied(before: Sequence[str], made: Sequence[str], least: int) -> Rejected |
     least: how many different ones there have to be.
   """
   tail = list(before)[-layouts.LONGEST_RUN :]
-  layout, run = layouts.longest_run([*tail, *made])
+  layout, run = longest_run([*tail, *made])
   if run > layouts.LONGEST_RUN:
     return Rejected("layout_run", f"{layout} × {run}")
   if len(set(made)) < least:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-import math
 
 from flax import nnx
 from transformers import PreTrainedTokenizerBase
@@ -10,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from her_jax.evaluation.console import Sample
 from her_jax.inference.sampler import Completion, Sampler
 from her_jax.roleplay import chat, grammar, prompts
+from her_jax.roleplay.layouts import entropy_bits
 from her_jax.roleplay.schema import Trajectory
 
 Prompt = tuple[Trajectory, int]
@@ -74,18 +74,10 @@ def describe(
   return {
     "replies": len(samples),
     "grammar_valid": sum(s.valid for s in samples) / len(samples),
-    "layout_entropy": entropy_bits(layouts),
+    "layout_entropy": entropy_bits(Counter(layouts)),
     "layout_top1": top_share(layouts),
     "completion_tokens": sum(len(c.ids) for c in completions) / len(completions),
   }
-
-
-def entropy_bits(values: Sequence[str]) -> float | None:
-  """Shannon entropy of the observed values, in bits; None where there are none."""
-  if not values:
-    return None
-  shares = [count / len(values) for count in Counter(values).values()]
-  return sum(-p * math.log2(p) for p in shares)
 
 
 def top_share(values: Sequence[str]) -> float | None:

@@ -1,5 +1,6 @@
 """What to watch in reinforcement learning: rewards, collapse, and signs of hacking."""
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 import hashlib
 
@@ -10,6 +11,7 @@ import numpy as np
 from her_jax.evaluation import policy as policy_evaluation
 from her_jax.rl.rollout import Group
 from her_jax.roleplay import grammar, judging
+from her_jax.roleplay.layouts import entropy_bits
 
 
 def rollout_metrics(groups: Sequence[Group], advantages: np.ndarray) -> dict[str, float | None]:
@@ -36,7 +38,7 @@ def rollout_metrics(groups: Sequence[Group], advantages: np.ndarray) -> dict[str
     "empty": sum(r.empty for r in rollouts) / count,
     "grammar_valid": sum(r.valid for r in rollouts) / count,
     "planted": sum(bool(judging.planted(r.text)) for r in rollouts) / count,
-    "layout_entropy": policy_evaluation.entropy_bits(layouts),
+    "layout_entropy": entropy_bits(Counter(layouts)),
     "layout_top1": policy_evaluation.top_share(layouts),
     "completion_tokens": float(np.mean([len(r.completion.ids) for r in rollouts])),
     "equal_groups": float(np.mean(~np.any(advantages != 0, axis=1))),

@@ -190,10 +190,10 @@ def fit_prompt(
   name = trajectory.turns[turn].speaker if speaker is None else speaker
   sheet = _sheet(trajectory, name, tokenizer, variant, passages)
   header = [*open_message("assistant", tokenizer), *_no_thinking(tokenizer, variant)]
-  known: dict[_Message, list[int]] = {}
+  known: dict[Message, list[int]] = {}
   for first in range(max(turn, 1)):
     ids = list(sheet)
-    for m in _messages(trajectory, range(first, turn), name, variant):
+    for m in messages_of(trajectory, range(first, turn), name, variant):
       if m not in known:  # Only the first message changes when a turn is left out.
         known[m] = message(m.role, m.text, tokenizer)
       ids += known[m]
@@ -265,7 +265,7 @@ def render_dialogue(
   header = open_message("assistant", tokenizer)
   given = _no_thinking(tokenizer, variant)
   branches = []
-  for m in _messages(trajectory, turns or range(len(trajectory.turns)), name, variant):
+  for m in messages_of(trajectory, turns or range(len(trajectory.turns)), name, variant):
     if m.turn is not None and m.turn >= first_trained:
       turn = trajectory.turns[m.turn]
       if turn.plan:
@@ -294,17 +294,22 @@ def _plan_ids(plan: str, tokenizer: PreTrainedTokenizerBase, variant: Variant) -
 
 
 @dataclasses.dataclass(frozen=True)
-class _Message:
+class Message:
+  """What one side says; text without control tokens."""
+
   role: str
   text: str
   turn: int | None = None  # the turn of an own reply
 
 
-def _messages(
+def messages_of(
   trajectory: Trajectory, turns: range, name: str, variant: Variant
-) -> list[_Message]:
-  """`turns` as `name` perceives them: others merged into user messages, the marker first."""
-  messages: list[_Message] = []
+) -> list[Message]:
+  """`turns` as `name` perceives them: others merged into user messages, the marker first.
+
+  No plan is among them. `prompts.system_prompt` comes before them.
+  """
+  messages: list[Message] = []
   heard: list[str] = [prompts.MARKER]
   for i in turns:
     turn = trajectory.turns[i]
@@ -312,13 +317,13 @@ def _messages(
     write = notations.to_coser if variant.notation == "coser" else grammar.render
     if turn.speaker == name:
       if heard:
-        messages.append(_Message("user", "\n".join(heard)))
+        messages.append(Message("user", "\n".join(heard)))
       heard = []
-      messages.append(_Message("assistant", f"{name}: {write(seen)}", i))
+      messages.append(Message("assistant", f"{name}: {write(seen)}", i))
     else:
       heard.append(f"{turn.speaker}: {write(seen)}")
   if heard:
-    messages.append(_Message("user", "\n".join(heard)))
+    messages.append(Message("user", "\n".join(heard)))
   return messages
 
 

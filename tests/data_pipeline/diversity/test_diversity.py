@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import pytest
 
 from data_pipeline import diversity, samples
+from data_pipeline.diversity import figures
 from her_jax.roleplay import schema
 
 SCENES = schema.read_trajectories(samples.SCENES)
@@ -52,7 +53,7 @@ _WORDS = st.lists(st.sampled_from("abc"), min_size=4, max_size=9)
 @hypothesis.given(st.lists(_WORDS, min_size=2, max_size=6))
 def test_self_bleu_is_the_mean_of_bleu_against_all_others(texts):
   expected = [_naive_bleu(t, texts[:i] + texts[i + 1 :]) for i, t in enumerate(texts)]
-  assert diversity.self_bleu(texts) == pytest.approx(sum(expected) / len(expected))
+  assert figures.self_bleu(texts) == pytest.approx(sum(expected) / len(expected))
 
 
 def test_self_bleu_equals_that_of_nltk():
@@ -63,7 +64,7 @@ def test_self_bleu_equals_that_of_nltk():
     "she counts the coal and then the coal again".split(),
     "over the flats at noon she counts the boats".split(),
   ]
-  assert diversity.self_bleu(texts) == pytest.approx(NLTK, abs=1e-9)
+  assert figures.self_bleu(texts) == pytest.approx(NLTK, abs=1e-9)
 
 
 NLTK = 0.3981941616797722
@@ -71,25 +72,20 @@ NLTK = 0.3981941616797722
 
 def test_self_bleu_at_its_ends():
   same = ["one two three four five".split()] * 3
-  assert diversity.self_bleu(same) == pytest.approx(1)
+  assert figures.self_bleu(same) == pytest.approx(1)
   apart = [[f"{i}{k}" for k in range(8)] for i in range(3)]
-  assert diversity.self_bleu(apart) < 0.02
-  assert diversity.self_bleu([["one", "two", "three"]] * 5) is None  # too short for a 4-gram
+  assert figures.self_bleu(apart) < 0.02
+  assert figures.self_bleu([["one", "two", "three"]] * 5) is None  # too short for a 4-gram
 
 
-def test_entropy_and_runs():
-  assert diversity.entropy({}) is None
-  assert diversity.entropy({"TS": 5}) == 0
-  assert diversity.entropy({"TS": 1, "AS": 1, "S": 2}) == 1.5
-  assert diversity.longest_run(["TS", "AS", "AS", "TS"]) == ("AS", 2)
-  assert diversity.longest_run([]) == ("", 0)
-  assert diversity.distinct([["a", "b", "a", "b"]], 2) == pytest.approx(2 / 3)
-  assert diversity.distinct([["a"]], 2) is None
+def test_distinct():
+  assert figures.distinct([["a", "b", "a", "b"]], 2) == pytest.approx(2 / 3)
+  assert figures.distinct([["a"]], 2) is None
 
 
 @hypothesis.given(st.lists(st.integers(0, 30), min_size=1, max_size=60))
 def test_quantiles_of_counts_are_those_of_the_values(values):
-  found = diversity.quantiles(Counter(values))
+  found = figures.quantiles(Counter(values))
   ordered = sorted(values)
   assert found["p50"] == ordered[math.ceil(0.5 * len(values)) - 1]
   assert found["p95"] == ordered[math.ceil(0.95 * len(values) - 1e-9) - 1]

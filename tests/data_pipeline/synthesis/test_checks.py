@@ -133,10 +133,3 @@ def test_palette_has_the_layouts_that_a_turn_can_have():
   assert {"TS", "ST", "TAS", "ATS", "TASTS"} <= set(layouts.PALETTE)
   assert all("S" in layout and "T" in layout for layout in layouts.PALETTE)
   assert len(layouts.PALETTE) == len(set(layouts.PALETTE)) >= 40
-
-
-def test_runs_and_entropy():
-  assert layouts.longest_run(["TS", "TS", "AS", "TS"]) == ("TS", 2)
-  assert layouts.longest_run([]) == ("", 0)
-  assert layouts.entropy({"a": 1, "b": 1}) == 1.0
-  assert layouts.entropy({}) == 0.0
