@@ -5,4 +5,6 @@ from data_pipeline.preferences import llm_flags
 
 
 def test_every_field_is_a_flag_with_the_same_default():
-  assert {name: default for name, (default, _) in llm_flags.FIELDS.items()} == llm.llm().to_dict()
+  assert {
+    name: default for name, (default, _) in llm_flags.FIELDS.items()
+  } == llm.llm().to_dict()

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from data_pipeline.sources import book, book_prompts, book_replies
-from data_pipeline.sources.book_text import Book, make_book, read_book
+from data_pipeline.sources.book_text import Book, make_book
 from her_jax.llm.client import Client, Failure, Reply, Request
 from her_jax.llm.scripted import Scripted
-from her_jax.roleplay import grammar, schema
+from her_jax.roleplay import schema
 from her_jax.roleplay.schema import DataError
 from tests.teachers import book as teacher
 
@@ -376,48 +376,6 @@ def test_a_cut_scene_that_nothing_goes_on_with_is_asked_about_again():
   found, counts = _run(text, reply, piece=600, overlap=0)
   assert counts.scenes["asked about again"] == 1 and asked[-1] == "T/scenes/0/again/0"
   assert sum(len(one.turns) for one in found) > 6
-
-
-def _letters(text: str) -> str:
-  return "".join(sign for sign in text.casefold() if sign.isalnum())
-
-
-@pytest.fixture(scope="module")
-def novel(real_data):
-  path = real_data("pride_and_prejudice.txt")
-  return path, *_run(read_book(path))
-
-
-def test_the_real_novel_gives_scenes_whose_lines_all_stand_in_it(novel):
-  path, found, counts = novel
-  raw = _letters(path.read_text(encoding="utf-8"))
-  turns = [(one, t) for one in found for t in one.turns]
-  assert len(found) >= 60 and len(turns) >= 900
-  assert counts.lines["kept"] / counts.lines["given"] > 0.99 and not counts.failures
-  for one in found:
-    # Read without the project's code: the passage in the file, the line in the passage's speech.
-    passage = one.extra["her"]["passage"]
-    assert all(_letters(p) in raw for p in passage.split("\n"))
-    quoted = _letters("".join(re.findall(r'"([^"\n]*)(?:"|$)', passage, re.MULTILINE)))
-    for turn in one.turns:
-      assert _letters(grammar.parse(turn.reply).view_for("other")) in quoted
-  names = {t.speaker for _, t in turns}
-  assert {"Elizabeth Bennet", "Mr. Darcy", "Jane Bennet"} <= names
-  assert not names & {"Elizabeth", "Lizzy", "Darcy", "Miss Bennet", "Jane"}
-  assert len({one.id for one in found}) == len(found)
-
-
-@pytest.mark.parametrize("name", ["utf-16", "cp1252", "utf-8-sig"])
-def test_the_novel_reads_the_same_in_other_encodings(novel, tmp_path, name):
-  path = novel[0]
-  copy = tmp_path / path.name
-  text = path.read_text(encoding="utf-8").replace("\n", "\r\n").replace("'s ", "’s ")
-  copy.write_bytes(text.encode(name, "ignore"))
-  made, whole = read_book(copy), read_book(path)
-  plain = lambda p: p.replace("’", "'")
-  assert [tuple(map(plain, c.paragraphs)) for c in made.chapters] == [
-    tuple(map(plain, c.paragraphs)) for c in whole.chapters
-  ]
 
 
 def _convert(*arguments: str) -> subprocess.CompletedProcess[str]:
