@@ -5,7 +5,7 @@
 On two cores, beside a copy at 1: float32 weights load at 0.84 (0.78 to 1.12) and are exported at
 0.85 (0.67 to 1.10). bfloat16 falls short of the 0.7 that is aimed at: 0.51 and 0.47 where the
 parameters are bfloat16, as twice as many numbers are transposed; 0.40 and 0.26 where they are
-float32, which is twice the memory of the files. Memory: 0.01 GB to load and 0.06 GB to export, of
+float32, which is twice the memory of the files (0.34 and 0.22 on a day of faster copies). Memory: 0.01 GB to load and 0.06 GB to export, of
 2.37 and 1.43 GB allowed.
 
 `ratio` is the copy's time over ours, medians of interleaved runs, each in a process of its own.

@@ -7,8 +7,8 @@ loss on every token. Each side is a process of its own that waits while the othe
 start from the same weights and read the same tokens, and their losses must agree. Prints
 tokens/s and the ratio of neighbouring steps, by median.
 
-On two cores with AVX-512 ours did 0.64 to 0.75 times the tokens/s of torch. Of our 3.6 s a step
-2.4 s are matrix products at the 300 GFLOP/s that both reach.
+On two cores with AVX-512 ours did 0.55 to 0.75 times the tokens/s of torch, from day to day. Of
+our 3.6 s a step 2.4 s are matrix products at the 300 GFLOP/s that both reach.
 """
 
 from collections.abc import Callable
