@@ -3,6 +3,9 @@
 import dataclasses
 import hashlib
 import json
+import math
+
+from her_jax.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,13 +18,26 @@ class Message:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """How a reply is sampled; `max_tokens` counts its reasoning too."""
+  """How a reply is sampled; `max_tokens` counts its reasoning too.
+
+  Raises:
+    ConfigError: a number is out of its range.
+  """
 
   temperature: float = 0.7
   top_p: float = 0.9
   max_tokens: int = 8192
   seed: int = 0
   stop: tuple[str, ...] = ()
+
+  def __post_init__(self) -> None:
+    for field, right, rule in (
+      ("temperature", 0 <= self.temperature < math.inf, "0 or more"),
+      ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+      ("max_tokens", self.max_tokens >= 1, "1 or more"),
+    ):
+      if not right:
+        raise ConfigError(f"{field} is {getattr(self, field)}; it must be {rule}")
 
 
 @dataclasses.dataclass(frozen=True)

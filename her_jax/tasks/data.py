@@ -83,6 +83,9 @@ def _proof_of(folder: pathlib.Path, kind: str) -> Proof:
   """
   built = records.folder_of(folder, kind)
   if built is None and not (folder / PROOF).is_file():
+    inside = next((n for n in ("built", "splits") if (folder / n).is_dir()), None)
+    if inside:  # The workdir of synthesis.
+      raise DataError(f"{folder}: the data are in {inside}/; pass {folder / inside}")
     raise DataError(
       f"{folder}: holds neither {PROOF} nor her_{kind}; pass a file, the --out of"
       f" `python -m data_pipeline.splits`, or that of `python -m data_pipeline.builders.build`"

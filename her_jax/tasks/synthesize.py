@@ -28,6 +28,7 @@ from her_jax.llm import build
 from her_jax.llm.client import Client, Sampling
 from her_jax.roleplay import jsonl, schema
 from her_jax.roleplay.schema import DataError, Trajectory
+from her_jax.training import workdirs
 
 _S = TypeVar("_S")
 _BOOK = "book"
@@ -52,6 +53,11 @@ def run(config: ml_collections.ConfigDict, workdir: str, mesh: Any = None) -> di
 
     if jax.process_index():
       return {}
+  with workdirs.alone_in(workdir):
+    return _run(config, workdir)
+
+
+def _run(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
   stages = _stages(config)
   clients = _Clients(config, pathlib.Path(workdir))
   chain = pipeline.Pipeline(
@@ -146,11 +152,14 @@ def _settings(make: Callable[..., _S], config: ml_collections.ConfigDict, name: 
   """A stage's settings from the section `name`."""
   section = config[name].to_dict()
   for field, least in (("tries", 1), ("max_tokens", 1), ("input_tokens", 1), ("window", 1),
-                       ("context", 0), ("turns", 1)):  # fmt: skip
+                       ("context", 0), ("turns", 1), ("leak_run_en", 1), ("leak_run_zh", 1)):  # fmt: skip
     if section.get(field, least) < least:
       raise ConfigError(
         f"config.{name}.{field} is {section[field]}; it must be {least} or more"
       )
+  for field, above in (("leak_share", 0.0), ("most_changed", -1e-9), ("most_moved", -1e-9)):
+    if not above < section.get(field, 1.0) <= 1.0:
+      raise ConfigError(f"config.{name}.{field} is {section[field]}; it is a share, at most 1")
   if section.get("speakers", "all") not in system_thinking.SPEAKERS:
     raise ConfigError(
       f"config.{name}.speakers is {section['speakers']!r}; there are"
@@ -161,9 +170,11 @@ def _settings(make: Callable[..., _S], config: ml_collections.ConfigDict, name: 
       section[field] = tuple(section[field])
       if len(section[field]) != 2 or not 0 <= section[field][0] <= section[field][1]:
         raise ConfigError(f"config.{name}.{field} is {section[field]}; give (from, to)")
-  sampling = Sampling(
-    section.pop("temperature"), section.pop("top_p"), section.pop("max_tokens"), config.seed
-  )
+  temperature, top_p, most = (section.pop(f) for f in ("temperature", "top_p", "max_tokens"))
+  try:
+    sampling = Sampling(temperature, top_p, most, config.seed)
+  except ConfigError as error:
+    raise ConfigError(f"config.{name}.{error}") from None
   return make(sampling=sampling, **section)
 
 

@@ -95,6 +95,8 @@ def test_a_folder_without_data_or_purpose_says_what_to_pass(corpus, tmp_path):
   (tmp_path / "empty").mkdir()
   with pytest.raises(DataError, match="empty: holds neither splits_proof.json nor her_traj"):
     data.load_scenes(_config("sft", scenes=tmp_path / "empty"))
+  with pytest.raises(DataError, match=f"the data are in built/; pass {out / 'built'}"):
+    data.load_scenes(_config("sft", scenes=out))
   splits.split([out / "all.jsonl"], tmp_path / "two", purposes={"sft": 2, "rl": 1})
   with pytest.raises(DataError, match="has no split for judge_sft; choose one of sft, rl"):
     data.load_scenes(_config("genrm", scenes=tmp_path / "two"))

@@ -16,6 +16,7 @@ from her_jax.errors import ConfigError
 from her_jax.roleplay import grammar, schema
 from her_jax.roleplay.schema import DataError
 from her_jax.tasks import synthesize
+from her_jax.training import workdirs
 from tests.data_pipeline.synthesis.synthesis_runs import files, read
 from tests.llm.bad_server import BadServer
 
@@ -103,6 +104,11 @@ def test_a_second_run_changes_nothing_and_calls_nobody(run_of_samples):
   assert files(folder) == before
 
 
+def test_two_runs_do_not_write_into_one_workdir(tmp_path):
+  with workdirs.alone_in(str(tmp_path)), pytest.raises(ConfigError, match="another run"):
+    synthesize.run(_config(), str(tmp_path))
+
+
 def test_a_missing_recorded_reply_is_listed(tmp_path):
   recorded = tmp_path / "some.jsonl"
   lines = (samples.RECORDED / "role_thinking.jsonl").read_text().splitlines()
@@ -127,6 +133,12 @@ def test_a_missing_recorded_reply_is_listed(tmp_path):
     ({"forward.speakers": "some"}, "config.forward.speakers is 'some'"),
     ({"prepare.notation": "markdown"}, "config.prepare.notation is 'markdown'"),
     ({"llm.backend": "endpoint"}, "llm.model is empty"),
+    ({"forward.temperature": float("nan")}, "config.forward.temperature is nan"),
+    ({"setting.temperature": -1.0}, "config.setting.temperature is -1.0"),
+    ({"backward.top_p": 0.0}, "config.backward.top_p is 0.0"),
+    ({"backward.leak_share": -3.0}, "config.backward.leak_share is -3.0"),
+    ({"backward.leak_run_zh": 0}, "config.backward.leak_run_zh is 0"),
+    ({"role_thinking.most_changed": 1.5}, "config.role_thinking.most_changed is 1.5"),
   ],
 )
 def test_mistakes_in_settings_are_told(tmp_path, changes, words):
@@ -205,6 +217,7 @@ import sys
 from absl import logging
 from tests.data_pipeline.synthesis.test_task import _against
 from her_jax.tasks import synthesize
+from her_jax.training import workdirs
 synthesize.run(_against(sys.argv[1]), sys.argv[2])
 """
 
