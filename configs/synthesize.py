@@ -5,9 +5,10 @@
     python -m her_jax.main --config=configs/synthesize.py --workdir=out/synth --config.source=books/ --config.format=coser_book --config.llm.base_url=http://localhost:8000/v1 --config.llm.model=teacher
     python -m her_jax.main --config=configs/synthesize.py --workdir=out/synth … --config.retry_failed
 
-The first needs no network: our own scenes, with replies written by hand. `book` starts from plain
-text and ends with data sets in ArrayRecord. Every call is kept in workdir/calls.jsonl. A run that was stopped goes on where it was with the same command, and ends
-with the same files; --config.limit tries the first conversations, and a larger one goes on.
+The first needs no network: our own scenes, with replies written by hand. The second goes from
+plain text to data sets in ArrayRecord. Every call is kept in workdir/calls.jsonl. A run that was
+stopped goes on where it was with the same command, and ends with the same files; --config.limit
+tries the first conversations, and a larger one goes on.
 """
 
 import ml_collections

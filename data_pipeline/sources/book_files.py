@@ -1,5 +1,10 @@
-"""Plain books as files: a text, a folder of texts, or JSON rows with the text in `content`."""
+"""Plain books as files: a text, a folder of texts, or JSON rows with the text in `content`.
 
+Texts of one title and author are volumes of one book, in the order of the files.
+"""
+
+from collections.abc import Iterable
+import dataclasses
 import os
 import pathlib
 
@@ -25,12 +30,12 @@ def read_books(
     title: of a text file; by default its first lines say it.
 
   Raises:
-    DataError: a file is missing, or is no book.
+    DataError: a file is missing or no book, or two books can't be told apart.
   """
-  found = []
+  found: list[tuple[str, book_text.Book]] = []  # each with its place
   for file in files_of(source):
     if file.suffix not in (".json", ".jsonl"):
-      found.append(book_text.read_book(file, encoding, title))
+      found.append((str(file), book_text.read_book(file, encoding, title)))
       continue
     for record in documents.records(file, encoding or None):
       row = record.row
@@ -40,7 +45,31 @@ def read_books(
       if not all(isinstance(t, str) for t in (text, name, author)):
         raise DataError(f"{record.place}: title, author and content must be texts")
       try:
-        found.append(book_text.make_book(text, name, author))
+        found.append((record.place, book_text.make_book(text, name, author)))
       except DataError as error:
         raise DataError(f"{record.place}: content: {error}") from None
-  return found
+  return _joined(found)
+
+
+def _joined(found: Iterable[tuple[str, book_text.Book]]) -> list[book_text.Book]:
+  """Puts volumes together: scenes and calls are known by their book's title."""
+  volumes: dict[str, list[tuple[str, book_text.Book]]] = {}
+  for place, book in found:
+    for other_place, other in volumes.get(book.title, []):
+      what = f"{place}: has the title {book.title!r} of {other_place}"
+      if book.chapters == other.chapters:
+        raise DataError(f"{what}, and its text; remove one of them")
+      if (book.author, book.language) != (other.author, other.language):
+        raise DataError(
+          f"{what}, but not its author and language; begin one with a line 'Title: …'"
+        )
+    volumes.setdefault(book.title, []).append((place, book))
+  return [_book([book for _, book in parts]) for parts in volumes.values()]
+
+
+def _book(parts: list[book_text.Book]) -> book_text.Book:
+  chapters: list[book_text.Chapter] = []
+  for part in parts:
+    first = chapters[-1].first + len(chapters[-1].paragraphs) if chapters else 0
+    chapters += [dataclasses.replace(c, first=first + c.first) for c in part.chapters]
+  return dataclasses.replace(parts[0], chapters=tuple(chapters))

@@ -2,6 +2,7 @@
 
     workdir/book/trajectories.jsonl    the scenes; what stage 0 reads
     workdir/book/report.json           what was dropped and why, and calls that gave nothing
+    workdir/book/again.json            how often each of those was asked anew
 
 They are written when every call has been made. Until then a run that was stopped begins the book
 again, with the answers that the journal has.
@@ -17,6 +18,7 @@ from typing import Any
 
 from absl import logging
 
+from data_pipeline.conversations import normal_title
 from data_pipeline.sources import book, book_files
 from data_pipeline.sources.book_ask import Counts
 from data_pipeline.sources.book_find import Options
@@ -40,6 +42,9 @@ def find_scenes(
 ) -> pathlib.Path:
   """The file of a book's scenes, made unless it is there.
 
+  Once it has asked anew it does so no more until `end_round`: a run that is killed behind it and
+  started again goes on with the same scenes.
+
   Args:
     source: a text, a folder of texts, or JSON rows; see `book_files`.
     client: called only if there is something to ask.
@@ -51,17 +56,15 @@ def find_scenes(
   """
   folder = workdir / FOLDER
   told = json.loads(json.dumps({"source": _identity(source), **dataclasses.asdict(options)}))
-  report, rounds = _read(folder / REPORT), _read(folder / _AGAIN)
-  if report.get("settings") == told:
-    failed = report["failed"] if again else []
-    if not failed:
+  report, rounds = _read(folder / REPORT), _Rounds(**_read(folder / _AGAIN))
+  if (report.get("settings"), report.get("round")) == (told, rounds.number):
+    if not again or rounds.under_way or not report["failed"]:
       return folder / SCENES
-    rounds |= {id: rounds.get(id, 0) + 1 for id in failed}
+    rounds = rounds.next(report["failed"])
+    rounds.save(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  stage_files.write_atomically(folder / _AGAIN, json.dumps(rounds, ensure_ascii=False))
-  (folder / REPORT).unlink(missing_ok=True)
   counts, part = Counts(), folder / f"{SCENES}.part"
-  asked = _Again(Guarded(client(), give_up_after), rounds)
+  asked = _Again(Guarded(client(), give_up_after), rounds.calls)
   kept = [
     scene
     for one in book_files.read_books(source)
@@ -73,32 +76,62 @@ def find_scenes(
       f" the same command again: what was paid for is kept"
     )
   if not kept:
-    raise DataError(f"{source}: no scene is left of it: {counts.as_dict()['scenes'] or 'none'}")
+    raise DataError(f"{source}: no scene is left of it: {_why(counts)}")
   schema.write_jsonl(part, kept)
   os.replace(part, folder / SCENES)
-  row = {"settings": told, **_told(kept), **counts.as_dict()}
+  row = {"settings": told, "round": rounds.number, **_told(kept), **counts.as_dict()}
   text = json.dumps(row, ensure_ascii=False, indent=2)
   stage_files.write_atomically(folder / REPORT, text + "\n")
   logging.info(
     "book: %s; scenes: %s; lines: %s", _told(kept), dict(counts.scenes), dict(counts.lines)
   )
   if counts.failed:
-    causes = ", ".join(f"{stage}: {cause} {n}" for (stage, cause), n in counts.failures.items())
     logging.warning(
       "%d calls about the book gave nothing (%s); --config.retry_failed asks them anew",
       len(counts.failed),
-      causes,
+      _causes(counts),
     )
   return folder / SCENES
 
 
-def books(source: str | os.PathLike[str]) -> list[str]:
-  """The titles of a source.
+def end_round(workdir: pathlib.Path) -> None:
+  """The run has ended: what gave nothing in it may be asked for anew by the next."""
+  folder = workdir / FOLDER
+  rounds = _Rounds(**_read(folder / _AGAIN))
+  if rounds.under_way:
+    dataclasses.replace(rounds, under_way=False).save(folder)
+
+
+def count_books(source: str | os.PathLike[str]) -> int:
+  """How many books of a source splits can tell apart.
 
   Raises:
     DataError: it is no book.
   """
-  return [one.title for one in book_files.read_books(source)]
+  return len({normal_title(one.title) for one in book_files.read_books(source)})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rounds:
+  """How often calls that gave nothing have been asked anew.
+
+  Attributes:
+    number: of the round; a report of an earlier one does not count.
+    under_way: whether the run that began it has not ended.
+    calls: id → rounds it was in.
+  """
+
+  number: int = 0
+  under_way: bool = False
+  calls: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+  def next(self, failed: Iterable[str]) -> "_Rounds":
+    more = {id: self.calls.get(id, 0) + 1 for id in failed}
+    return _Rounds(self.number + 1, True, {**self.calls, **more})
+
+  def save(self, folder: pathlib.Path) -> None:
+    text = json.dumps(dataclasses.asdict(self), ensure_ascii=False)
+    stage_files.write_atomically(folder / _AGAIN, text)
 
 
 class _Again:
@@ -133,6 +166,17 @@ def _identity(source: str | os.PathLike[str]) -> str:
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
   return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _causes(counts: Counts) -> str:
+  return ", ".join(f"{stage}: {cause} {n}" for (stage, cause), n in counts.failures.items())
+
+
+def _why(counts: Counts) -> str:
+  parts = [f"{n} {kind}" for kind, n in counts.scenes.items()] or ["none was found"]
+  if counts.failed:
+    parts.append(f"{len(counts.failed)} calls gave nothing ({_causes(counts)})")
+  return ", ".join(parts)
 
 
 def _told(scenes: list[Trajectory]) -> dict[str, int]:

@@ -85,6 +85,7 @@ class Pipeline:
     stages: those that ask a model, in order.
     client_of: the client of a stage, made when it is first needed.
     block: conversations that are worked on at a time.
+    check: is shown the file of stage 0 before anything is asked; what it raises ends the run.
   """
 
   workdir: pathlib.Path
@@ -93,6 +94,7 @@ class Pipeline:
   prepare_settings: prepare.Settings = prepare.Settings()
   block: int = 64
   give_up_after: int = 20
+  check: Callable[[pathlib.Path], None] = lambda path: None
 
   def run(
     self, source: Source, chosen: Sequence[str] | None = None, retry_failed: bool = False
@@ -118,6 +120,7 @@ class Pipeline:
     try:
       if PREPARE in wanted:
         self._prepare(source)
+        self.check(self.workdir / PREPARE / CONVERSATIONS)
       last = PREPARE
       for stage in self.stages:
         if stage.folder in wanted:

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from absl import logging
 import ml_collections
 
-from data_pipeline import samples, splits
+from data_pipeline import finish, samples, splits
+from data_pipeline.builders import card
 from data_pipeline.sources.book_find import Options as BookOptions
 from data_pipeline.synthesis import (
   ask,
@@ -58,7 +59,8 @@ def run(config: ml_collections.ConfigDict, workdir: str, mesh: Any = None) -> di
 
 
 def _run(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
-  stages = _stages(config)
+  _check_book(config)
+  stages, chosen, purposes = _stages(config), _chosen(config.stages), _purposes(config)
   clients = _Clients(config, pathlib.Path(workdir))
   chain = pipeline.Pipeline(
     pathlib.Path(workdir),
@@ -67,12 +69,12 @@ def _run(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
     prepare.Settings(**config.prepare),
     config.block,
     config.give_up_after,
+    check=lambda path: finish.check_books(path, purposes) if purposes else None,
   )
-  chosen = _chosen(config.stages)
-  purposes = _purposes(config)
   try:
     source = _source(config, pathlib.Path(workdir), pipeline.PREPARE in chosen, clients)
     summary = chain.run(source, chosen, config.retry_failed)
+    from_book.end_round(pathlib.Path(workdir))
   finally:
     clients.report()
   if purposes:
@@ -112,6 +114,21 @@ def _stages(config: ml_collections.ConfigDict) -> list[Stage]:
   ]
 
 
+def _check_book(config: ml_collections.ConfigDict) -> None:
+  """Raises ConfigError where a book is wanted of what holds none."""
+  if config.format != _BOOK:
+    return
+  if config.source == "samples":
+    raise ConfigError(
+      "config.source is 'samples', which are conversations; pass a plain book or a folder of them"
+    )
+  if config.llm.recorded == "samples":
+    raise ConfigError(
+      "config.llm.recorded is 'samples', which holds no replies about a book; use"
+      " --config=configs/synthesize.py:book with an endpoint"
+    )
+
+
 def _purposes(config: ml_collections.ConfigDict) -> dict[str, float]:
   """The shares of what is built in the end; none if nothing is.
 
@@ -123,21 +140,13 @@ def _purposes(config: ml_collections.ConfigDict) -> dict[str, float]:
   purposes = splits.parse_purposes(config.purposes) if config.purposes else splits.DEFAULT
   splits.check_purposes(purposes)
   if config.format == _BOOK and config.source:
-    books = len(from_book.books(config.source))
-    if books < len(purposes):
-      raise ConfigError(
-        f"config.purposes names {len(purposes)} purposes for {books} books; no book may be in two,"
-        f" so name at most {books}, as in --config.purposes=sft=1"
-      )
+    finish.check_count(from_book.count_books(config.source), purposes)
   return dict(purposes)
 
 
 def _finish(
   config: ml_collections.ConfigDict, workdir: pathlib.Path, purposes: dict[str, float]
 ) -> dict[str, Any]:
-  from data_pipeline import finish
-  from data_pipeline.builders import card
-
   origin = f"synthesised from {pathlib.Path(config.source).name}"
   about = card.About(f"{pathlib.Path(config.source).stem}, with reasoning", origin=origin)
   made = finish.finish(workdir / pipeline.TRAJECTORIES, workdir, purposes, config.seed, about)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from configs import synthesize as synthesize_config
-from data_pipeline import records, splits
+from data_pipeline import records, samples, splits
 from data_pipeline.synthesis import from_book
 from her_jax.errors import ConfigError
 from her_jax.llm.client import Client, Failure, Reply
@@ -146,6 +146,32 @@ def test_killed_anywhere_it_ends_like_a_run_that_was_not(novel, tmp_path):
   _check(killed, "THE TOLL AT TARROW")
 
 
+@pytest.mark.slow
+def test_killed_while_data_sets_are_made_it_makes_them_again(novel, tmp_path):
+  run_dir, part = tmp_path / "run", tmp_path / "run/finish.part"
+  moments = ("splits", "built", "page.html")
+  with BadServer(tmp_path / "server", reply=novelist.REPLY) as server:
+    synthesize.run(_config(novel, server.url), str(run_dir))
+    paid, wanted = server.paid(), _derived(run_dir)
+    for moment in moments:
+      command = [sys.executable, "-c", _RUN, str(novel), server.url, str(run_dir)]
+      run = subprocess.Popen(command, cwd=_ROOT, stderr=subprocess.DEVNULL)
+      while not (part / moment).exists() and run.poll() is None:
+        time.sleep(0.001)
+      run.send_signal(signal.SIGKILL)
+      assert run.wait() == -signal.SIGKILL, moment
+      # What was there before is still whole.
+      _check(run_dir, "THE TOLL AT TARROW")
+    synthesize.run(_config(novel, server.url), str(run_dir))
+    assert server.paid() == paid
+  assert _derived(run_dir) == wanted and not part.exists()
+
+
+def _derived(folder):
+  files = ("quality.json", "diversity.json", "page.html", "splits/splits_proof.json")
+  return {name: (folder / name).read_bytes() for name in files}
+
+
 def _scenes(novel, workdir, function, again=False):
   return from_book.find_scenes(
     novel, workdir, lambda: Client(Scripted("teacher", function)), give_up_after=5, again=again
@@ -179,6 +205,52 @@ def test_what_gave_nothing_is_asked_anew_alone(novel, tmp_path):
   assert not json.loads((tmp_path / "book/report.json").read_text())["failed"]
 
 
+def test_a_round_of_retries_is_begun_once_until_the_run_has_ended(novel, tmp_path):
+  """What is killed behind the book and started again with the same flag asks for nothing."""
+  asked = []
+
+  def reply(request):
+    asked.append(request.id)
+    refused = request.tag == "book/dialogue" and "/0/" in request.id
+    return Reply("", finish_reason="refusal") if refused else _answer(request)
+
+  def retried(again=True):
+    asked.clear()
+    path = _scenes(novel, tmp_path, reply, again)
+    return path.read_bytes(), [i.rpartition("/")[2] for i in asked if i.startswith("dialogue")]
+
+  retried(again=False)
+  once, rounds = retried()
+  assert rounds.count("again1") == 1
+  assert retried() == (once, []) and not asked
+  from_book.end_round(tmp_path)
+  assert retried(again=False) == (once, [])
+  assert retried()[1].count("again2") == 1
+
+
+def test_a_round_that_was_stopped_is_gone_on_with(novel, tmp_path):
+  def refusing(request):
+    refused = request.tag == "book/dialogue" and "/0/" in request.id
+    return Reply("", finish_reason="refusal") if refused else _answer(request)
+
+  def dead(request):
+    return Failure("connection", "gone")
+
+  asked = []
+
+  def well(request):
+    asked.append(request.id)
+    return _answer(request)
+
+  _scenes(novel, tmp_path, refusing)
+  with pytest.raises(Stopped):
+    _scenes(novel, tmp_path, dead, again=True)
+  # With or without the flag: the round is under way.
+  assert len(schema.read_trajectories(_scenes(novel, tmp_path, well))) == 4
+  assert sum(id.endswith("/again1") for id in asked) == 1
+  assert not any(id.endswith("/again2") for id in asked)
+
+
 @pytest.mark.parametrize("cause", ["budget", "connection"])
 def test_a_dead_endpoint_or_a_spent_budget_ends_the_book_and_it_goes_on(novel, tmp_path, cause):
   def dead(request):
@@ -199,6 +271,8 @@ def test_a_dead_endpoint_or_a_spent_budget_ends_the_book_and_it_goes_on(novel, t
     ({"book.piece": 10}, "config.book.piece is 10; it must be 1000 or more"),
     ({"book.chapters": -1}, "config.book.chapters is -1"),
     ({"source": ""}, "config.source is empty"),
+    ({"source": "samples"}, "config.source is 'samples', which are conversations"),
+    ({"llm.recorded": "samples"}, "config.llm.recorded is 'samples', which holds no replies"),
     ({"llm.model": ""}, "llm.model is empty"),
   ],
 )
@@ -208,12 +282,45 @@ def test_mistakes_in_settings_are_told_before_any_call(novel, tmp_path, changes,
   assert "\n" not in str(caught.value)
 
 
+def test_too_few_books_for_all_purposes_are_told_before_any_call(tmp_path):
+  config = synthesize_config.get_config("samples")
+  config.update_from_flattened_dict({"build": True, "limit": 4, "llm.recorded": "/nowhere"})
+  with pytest.raises(ConfigError, match="names 5 purposes for 3 books; .* name at most 3"):
+    synthesize.run(config, str(tmp_path / "few"))
+  row = json.loads(samples.PLAIN.read_text().splitlines()[0]) | {"source": ""}
+  (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n")
+  config.source = str(tmp_path / "in.jsonl")
+  with pytest.raises(DataError, match="names no book; the split is by book"):
+    synthesize.run(config, str(tmp_path / "nameless"))
+  assert not (tmp_path / "few/stage_1").exists()
+
+
 def test_a_source_that_is_no_book_is_told(novel, tmp_path):
   with pytest.raises(DataError, match="none.txt: no such file"):
     synthesize.run(_config(tmp_path / "none.txt"), str(tmp_path / "run"))
   (tmp_path / "empty.txt").write_text(" \n")
   with pytest.raises(DataError, match="empty.txt"):
     synthesize.run(_config(tmp_path / "empty.txt"), str(tmp_path / "run"))
+
+
+def test_a_book_of_which_nothing_is_left_says_why(novel, tmp_path):
+  missing = lambda request: Failure("missing", "no reply is recorded")
+  with pytest.raises(
+    DataError, match=r"no scene is left of it: .* 4 calls gave nothing .*missing 4"
+  ):
+    _scenes(novel, tmp_path, missing)
+
+
+def test_volumes_are_one_book_and_count_as_one(novel, tmp_path):
+  shelf = tmp_path / "shelf"
+  shelf.mkdir()
+  head, *chapters = novel.read_text().split("CHAPTER ")
+  for name, part in (("1.txt", chapters[:2]), ("2.txt", chapters[2:])):
+    (shelf / name).write_text(head + "".join(f"CHAPTER {c}" for c in part))
+  with pytest.raises(ConfigError, match="names 2 purposes for 1 book"):
+    synthesize.run(_config(shelf, purposes="sft=1,test=1"), str(tmp_path / "run"))
+  whole = _scenes(novel, tmp_path / "whole", _answer).read_bytes()
+  assert _scenes(shelf, tmp_path / "parts", _answer).read_bytes() == whole
 
 
 @pytest.mark.slow

@@ -1,0 +1,56 @@
+"""Files of plain books: which of them are one book, and which can't be told apart."""
+
+import json
+
+import pytest
+
+from data_pipeline.sources import book_files
+from her_jax.roleplay.schema import DataError
+
+_TEXT = "{title}\n\nby {author}\n\n{chapters}"
+
+
+def _write(folder, name, *chapters, title="The Dyke", author="A. Nobody"):
+  body = "\n\n".join(
+    f"CHAPTER {n}\n\nThe water stood at {n} feet.\n\nIt fell." for n in chapters
+  )
+  path = folder / name
+  path.write_text(_TEXT.format(title=title, author=author, chapters=body), encoding="utf-8")
+  return path
+
+
+def test_volumes_of_one_title_are_one_book_with_paragraphs_numbered_through(tmp_path):
+  _write(tmp_path, "2.txt", 3, 4)
+  _write(tmp_path, "1.txt", 1, 2)
+  _write(tmp_path, "3.txt", 1, title="The Gate")
+  dyke, gate = book_files.read_books(tmp_path)
+  assert (dyke.title, gate.title) == ("The Dyke", "The Gate")
+  assert [c.title for c in dyke.chapters] == [f"CHAPTER {n}" for n in (1, 2, 3, 4)]
+  assert [c.first for c in dyke.chapters] == [0, 2, 4, 6]
+  whole = book_files.read_books(_write(tmp_path, "whole.txt", 1, 2, 3, 4))
+  assert whole == [dyke]
+
+
+def test_one_book_twice_and_two_of_one_title_are_told(tmp_path):
+  _write(tmp_path, "a.txt", 1, 2)
+  copy = _write(tmp_path, "b.txt", 1, 2)
+  with pytest.raises(
+    DataError, match=r"b\.txt: .*'The Dyke' of .*a\.txt, and its text; remove"
+  ):
+    book_files.read_books(tmp_path)
+  copy.unlink()
+  _write(tmp_path, "b.txt", 7, author="B. Other")
+  with pytest.raises(DataError, match=r"not its author and language; begin one with a line"):
+    book_files.read_books(tmp_path)
+  other = tmp_path / "b.txt"
+  other.write_text(f"Title: The Dyke of Other\n\n{other.read_text()}")
+  assert [b.title for b in book_files.read_books(tmp_path)] == ["The Dyke", "The Dyke of Other"]
+
+
+def test_rows_of_one_title_are_volumes_too(tmp_path):
+  text = _write(tmp_path, "1.txt", 1).read_text()
+  rows = [{"title": "D", "content": text}, {"title": "D", "content": text.replace("1", "2")}]
+  path = tmp_path / "rows.jsonl"
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  (book,) = book_files.read_books(path)
+  assert [c.title for c in book.chapters] == ["CHAPTER 1", "CHAPTER 2"]
