@@ -10,7 +10,7 @@ all of which there are records), `--overwrite`, `--name`, `--license`, `--origin
 Read with `data_pipeline.records` or `tfds.data_source`; no TensorFlow is needed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import io
 import json
@@ -75,7 +75,7 @@ def build(
         raise ConfigError(f"{folder}: is there already; pass --overwrite or another --out")
       shutil.rmtree(folder)
     builder = cls(source=source, data_dir=out, file_format="array_record")
-    with tempfile.TemporaryDirectory() as nothing, contextlib.redirect_stdout(io.StringIO()):
+    with tempfile.TemporaryDirectory() as nothing, _quiet():
       # TFDS says that it downloads, and makes a folder for it.
       builder.download_and_prepare(download_dir=nothing)
     shutil.copyfile(source.proof.path, folder / PROOF)
@@ -88,6 +88,18 @@ def build(
   text = card.markdown(source, chosen, about or card.About(), how)
   (out / CARD).write_text(text, "utf-8")
   return made
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """Keeps TFDS from telling of each step."""
+  level = logging.get_verbosity()
+  logging.set_verbosity(min(level, logging.WARNING))  # In absl, less is quieter.
+  try:
+    with contextlib.redirect_stdout(io.StringIO()):
+      yield
+  finally:
+    logging.set_verbosity(level)
 
 
 def _why(source: Source, kind: str) -> str:
@@ -116,7 +128,6 @@ if __name__ == "__main__":
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"what is {argv[1]!r}? Pass --trajectories, --splits and --out.")
-  logging.set_verbosity(logging.WARNING)
   about = card.About(_NAME.value, _LICENSE.value, _ORIGIN.value)
   try:
     source = Source(_TRAJECTORIES.value, _SPLITS.value, _PAIRS.value)
