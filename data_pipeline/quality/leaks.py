@@ -24,7 +24,7 @@ from her_jax.roleplay.tags import SPEECH
 
 # The 691 plans of the sample scenes, written by hand, share at most 4 words (en) or 5 signs (zh)
 # in a row with their reply, and at most 0.061 of its short runs. With a third of the reply
-# pasted into them, 95 in 100 share 6 words or 10 signs or more. Synthesis has the same limits.
+# pasted into them, 95 in 100 share 6 words or 10 signs or more. Synthesis takes its limits from here.
 RUN = {"en": 6, "zh": 10}
 SHORT = {"en": 3, "zh": 4}
 SHARE = 0.25

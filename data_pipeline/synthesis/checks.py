@@ -6,18 +6,10 @@ import dataclasses
 import re
 import unicodedata
 
+from data_pipeline.quality import leaks, view, wordings
 from her_jax.roleplay.grammar import Reply
 from her_jax.roleplay.tags import ACTION, SPEECH
 
-# A word of a script with blanks, or one sign of a script without.
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|[^\W_\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+(?:['’][^\W_]+)*")  # fmt: skip
-# Stricter than the flag in `quality`: a plan that is refused by mistake costs one more call.
-_FIRST_PERSON = {
-  "en": re.compile(r"\bI\b(?!\.)|\bI['’](?:m|ve|ll|d)\b|\b(?:[Mm]e|[Mm]y|[Mm]ine|[Mm]yself)\b"),
-  "zh": re.compile(r"[我俺咱]"),
-}
-# What stands in quotation marks is told of somebody's words, and no voice of the plan's own.
-_QUOTED = re.compile(r"“[^”]*”|\"[^\"\n]*\"|「[^」]*」|『[^』]*』|(?<!\w)‘[^’\n]*’(?!\w)")
 _MARKS = str.maketrans({"“": '"', "”": '"', "„": '"', "«": '"', "»": '"', "「": '"', "」": '"', "『": '"', "』": '"', "‘": "'", "’": "'", "‚": "'", "–": "-", "—": "-", "―": "-", "…": "..."})  # fmt: skip
 
 
@@ -27,8 +19,7 @@ def words(text: str) -> list[str]:
   Example:
     words("Don’t go, 佘满仓!") == ["don't", "go", "佘", "满", "仓"]
   """
-  plain = unicodedata.normalize("NFKC", text).replace("’", "'").casefold()
-  return _WORD.findall(plain)
+  return view.plain_words(unicodedata.normalize("NFKC", text).casefold())
 
 
 # Who does it: a movement that is told in the speech loses this where it becomes an action.
@@ -105,13 +96,16 @@ class Overlap:
 def overlap(plan: str, reply: str, known: str, language: str) -> Overlap:
   """Measures how much of `reply` a plan gives away.
 
+  Stricter than the flag `reply_in_plan`, which leaves out runs of small words and shares of
+  few runs: a plan refused for nothing costs a call here, and is a false alarm there.
+
   Args:
     known: the scene up to there: what stands in it is nothing given away.
   """
   mine, theirs, before = words(plan), words(reply), words(known)
-  size = 3 if language == "en" else 4
-  new = _runs(theirs, size) - _runs(before, size)
-  shared = new & _runs(mine, size)
+  size = leaks.SHORT[language]
+  new = view.runs(theirs, size) - view.runs(before, size)
+  shared = new & view.runs(mine, size)
   share = len(shared) / len(new) if new else 0.0
   longest: tuple[str, ...] = ()
   length = size
@@ -119,19 +113,18 @@ def overlap(plan: str, reply: str, known: str, language: str) -> Overlap:
     longest = min(shared)
     length += 1
     # A longer run counts as soon as a part of it is new.
-    shared = _runs(mine, length) & _runs(theirs, length) - _runs(before, length)
+    shared = view.runs(mine, length) & view.runs(theirs, length) - view.runs(before, length)
   gap = " " if language == "en" else ""
   return Overlap(share, len(longest), gap.join(longest))
 
 
-def _runs(of: Sequence[str], length: int) -> set[tuple[str, ...]]:
-  return {tuple(of[i : i + length]) for i in range(len(of) - length + 1)}
-
-
 def first_person(text: str, language: str) -> str | None:
-  """The first word in which a text speaks of itself, outside of quotation marks."""
-  found = _FIRST_PERSON[language].search(_QUOTED.sub(" ", text))
-  return found[0] if found else None
+  """The first word with which a text speaks of itself, outside of quotation marks.
+
+  As the flag `plan_first_person` finds it; of "I'm" the "I" alone is told.
+  """
+  found = wordings.first_person(view.outside_quotes(text), language)
+  return re.sub(r"['’](?:m|ve|ll|d|re)$", "", found[0]) if found else None
 
 
 def stands_in(quote: str, text: str) -> bool:

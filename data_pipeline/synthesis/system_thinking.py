@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 from typing import Any
 
+from data_pipeline.quality import leaks
 from data_pipeline.synthesis import ask, checks, prepare, prompts, recovery
 from data_pipeline.synthesis.ask import Answer, Fault, Job, Question, Rejected
 from data_pipeline.synthesis.stage import Guide, Outcome
@@ -40,9 +41,9 @@ class Settings:
   speakers: str = "described"
   length_en: tuple[int, int] = (800, 1500)
   length_zh: tuple[int, int] = (280, 600)
-  leak_run_en: int = 6
-  leak_run_zh: int = 10
-  leak_share: float = 0.25
+  leak_run_en: int = leaks.RUN["en"]
+  leak_run_zh: int = leaks.RUN["zh"]
+  leak_share: float = leaks.SHARE
   tries: int = 2
 
 
@@ -209,7 +210,7 @@ class Backward(_Thinking):
     """The plan of an answer, and what it shares with the turn.
 
     Raises:
-      Rejected: it is empty, too short or long, in the first person, or gives the turn away.
+      Rejected: it is empty, too short or long, gives the turn away, or is in the first person.
       recovery.Unrecoverable: it holds no plan, or two.
     """
     plan = recovery.tagged(text, "plan")
@@ -222,12 +223,13 @@ class Backward(_Thinking):
       raise Rejected("too_short", str(len(plan)))
     if len(plan) > longest:
       raise Rejected("too_long", str(len(plan)))
-    if word := checks.first_person(plan, language):
-      raise Rejected("first_person", word)
     overlap = checks.overlap(plan, turn.reply, known, language)
     most = self.settings.leak_run_en if language == "en" else self.settings.leak_run_zh
     if overlap.run >= most or overlap.share >= self.settings.leak_share:
       raise Rejected("leak", overlap.words)
+    # After the leak: a line that is given away may itself speak of "us".
+    if word := checks.first_person(plan, language):
+      raise Rejected("first_person", word)
     return plan, overlap
 
   def _length(self, language: str) -> tuple[int, int]:
