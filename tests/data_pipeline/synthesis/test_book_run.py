@@ -144,6 +144,7 @@ def test_killed_anywhere_it_ends_like_a_run_that_was_not(novel, tmp_path):
   for file in ("book/trajectories.jsonl", "book/report.json", "quality.json", "page.html"):
     assert (killed / file).read_bytes() == (whole / file).read_bytes()
   _check(killed, "THE TOLL AT TARROW")
+  assert _derived(killed) == _derived(whole)
 
 
 @pytest.mark.slow
@@ -169,7 +170,12 @@ def test_killed_while_data_sets_are_made_it_makes_them_again(novel, tmp_path):
 
 def _derived(folder):
   files = ("quality.json", "diversity.json", "page.html", "splits/splits_proof.json")
-  return {name: (folder / name).read_bytes() for name in files}
+  found: dict = {name: (folder / name).read_bytes() for name in files}
+  # Records, not bytes: these differ from process to process, also where nothing was killed.
+  for kind in (records.Trajectories, records.SftTurns):
+    built = kind(folder / "built", "sft")
+    found[kind.KIND] = [built.raw(i) for i in range(len(built))]
+  return found
 
 
 def _scenes(novel, workdir, function, again=False):
