@@ -1,8 +1,8 @@
 """Reverse synthesis: plain conversations or a book → trajectories with thoughts, plans and sheets.
 
     python -m her_jax.main --config=configs/synthesize.py:samples --workdir=out/synth
-    python -m her_jax.main --config=configs/synthesize.py:book --workdir=out/novel --config.source=novel.txt --config.llm.base_url=http://localhost:8000/v1 --config.llm.model=teacher
-    python -m her_jax.main --config=configs/synthesize.py --workdir=out/synth --config.source=books/ --config.format=coser_book --config.llm.base_url=http://localhost:8000/v1 --config.llm.model=teacher
+    python -m her_jax.main --config=configs/synthesize.py:book --workdir=out/novel --config.source=novel.txt --config.llm.base_url=http://localhost:8000/v1 --config.llm.model=teacher --config.llm.api_key_env=
+    python -m her_jax.main --config=configs/synthesize.py --workdir=out/synth --config.source=books/ --config.format=coser_book --config.llm.base_url=http://localhost:8000/v1 --config.llm.model=teacher --config.llm.api_key_env=
     python -m her_jax.main --config=configs/synthesize.py --workdir=out/synth … --config.retry_failed
 
 The first needs no network: our own scenes, with replies written by hand. The second goes from

@@ -50,6 +50,7 @@ def sft_trees(
   context_weight: float = 0.0,
   variant: Variant = chat.DEFAULT,
   name_weight: float = 1.0,
+  field: str = "data.length",
 ) -> tuple[list[Row], Counts]:
   """One tree a character and conversation: the sheet and history once, a branch a reply.
 
@@ -60,6 +61,7 @@ def sft_trees(
     context_weight: loss weight of sheet and history, 0 for HER's loss on replies alone.
     variant: of the prompts.
     name_weight: loss weight of the first token of the speaker's name after the plan.
+    field: of the config that gives `length`, for the error.
 
   Raises:
     ConfigError: the sheet and a single reply do not fit into `length`.
@@ -71,7 +73,7 @@ def sft_trees(
 
   for scene in trajectories:
     for name in scene.trained_characters():
-      made = list(_windows(scene, name, tokenizer, length, variant, lay_out))
+      made = list(_windows(scene, name, tokenizer, length, variant, lay_out, field))
       rows += [row for row, _ in made]
       counts.split_up += len(made) > 1
       for _, dialogue in made:
@@ -119,6 +121,7 @@ def _windows(
   length: int,
   variant: Variant,
   lay_out: Callable[[chat.Dialogue], Row],
+  field: str,
 ) -> Iterator[tuple[Row, chat.Dialogue]]:
   """Trees that together hold each trained reply of `name` once, none longer than `length`."""
 
@@ -143,7 +146,7 @@ def _windows(
     if not _fits(made, length):
       raise ConfigError(
         f"scene {scene.id!r}, turn {start}: sheet, last turn and reply take"
-        f" {len(made[0]['tokens'])} tokens, more than data.length = {length}; raise it"
+        f" {len(made[0]['tokens'])} tokens, more than {field} = {length}; raise it"
       )
     done = 1
     for stop in turns[1:]:

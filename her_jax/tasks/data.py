@@ -110,6 +110,8 @@ def load_pairs(config: ml_collections.ConfigDict, scenes: Scenes) -> list[Prefer
     DataError: a line is broken, or a pair does not fit its scene.
   """
   named, own = config.data.pairs, config.data.scenes
+  if named == "samples" and own != "samples" and records.folder_of(own, "preference_pairs"):
+    named = own  # They were built together.
   if named == "samples" and own != "samples":
     raise ConfigError(
       f"--config.data.scenes={own} has no pairs: --config.data.pairs still names those of the"

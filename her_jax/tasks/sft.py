@@ -135,7 +135,9 @@ class Measure:
 
   def _heldout_loss(self, params: Any) -> float:
     length = self._config.data.eval_length
-    rows, _ = loaders.sft_trees(self._scenes, self._tokenizer, length, variant=self._variant)
+    rows, _ = loaders.sft_trees(
+      self._scenes, self._tokenizer, length, variant=self._variant, field="data.eval_length"
+    )
     pad_id = chat.control_id(chat.PAD, self._tokenizer)
     total = count = 0.0
     for batch in loaders.padded_batches(

@@ -218,6 +218,8 @@ def test_a_reply_that_does_not_fit_is_refused_by_name(tokenizer):
     ValueError, match=f"scene {SCENES[0].id!r}, turn .* data.length = 64; raise"
   ):
     loaders.sft_trees(SCENES, tokenizer, 64)
+  with pytest.raises(ValueError, match="more than data.eval_length = 64; raise it"):
+    loaders.sft_trees(SCENES, tokenizer, 64, field="data.eval_length")
 
 
 def test_the_counts_are_true(tokenizer):

@@ -59,11 +59,19 @@ def test_a_task_reads_its_own_purpose_and_measures_on_test(corpus, folder, task)
   assert all(s.turns == whole[s.id].turns for s in found.all)
 
 
-@pytest.mark.parametrize("pairs", ["pairs.jsonl", "built"])
-@pytest.mark.parametrize("scenes", ["splits", "built"])
+@pytest.mark.parametrize(
+  ("scenes", "pairs"),
+  [
+    ("splits", "pairs.jsonl"),
+    ("splits", "built"),
+    ("built", "pairs.jsonl"),
+    ("built", "built"),
+    ("built", None),  # They lie beside the scenes.
+  ],
+)
 def test_pairs_follow_their_scenes(corpus, scenes, pairs):
   out, purposes = corpus
-  config = _config("genrm", scenes=out / scenes, pairs=out / pairs)
+  config = _config("genrm", scenes=out / scenes, **({"pairs": out / pairs} if pairs else {}))
   found = data.load_pairs(config, data.load_scenes(config))
   every = schema.read_pairs(out / "pairs.jsonl")
   for split, purpose in (("train", "judge_sft"), ("heldout", "test")):
@@ -103,7 +111,7 @@ def test_a_folder_without_data_or_purpose_says_what_to_pass(corpus, tmp_path):
   with pytest.raises(DataError, match="has no split for test"):
     data.load_scenes(_config("evaluate", scenes=tmp_path / "two"), "heldout")
   with pytest.raises(ConfigError, match="has no pairs: "):
-    data.load_pairs(_config("genrm", scenes=out / "built"), data.Scenes([], []))
+    data.load_pairs(_config("genrm", scenes=out / "splits"), data.Scenes([], []))
 
 
 def test_judgements_are_read_by_pair(corpus, tmp_path):
