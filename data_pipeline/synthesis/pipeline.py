@@ -85,6 +85,7 @@ class Pipeline:
     stages: those that ask a model, in order.
     client_of: the client of a stage, made when it is first needed.
     block: conversations that are worked on at a time.
+    model_of: the name of the model that a stage asks, which is one of its settings.
     check: is shown the file of stage 0 before anything is asked; what it raises ends the run.
   """
 
@@ -94,6 +95,7 @@ class Pipeline:
   prepare_settings: prepare.Settings = prepare.Settings()
   block: int = 64
   give_up_after: int = 20
+  model_of: Callable[[Stage], str] = lambda stage: ""
   check: Callable[[pathlib.Path], None] = lambda path: None
 
   def run(
@@ -206,6 +208,8 @@ class Pipeline:
     retries = self._retries()
     again = retries.round if stage.folder >= retries.since else 0
     told = {"block": self.block, "input": before.name, **stage.fingerprint()}
+    if model := self.model_of(stage):
+      told["model"] = model
     files = StageFiles(self.workdir / stage.folder, told, again)
     lines = self._lines(before)
     try:

@@ -69,6 +69,7 @@ def _run(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
     prepare.Settings(**config.prepare),
     config.block,
     config.give_up_after,
+    model_of=clients.model_of,
     check=lambda path: finish.check_books(path, purposes) if purposes else None,
   )
   try:
@@ -221,6 +222,11 @@ class _Clients:
   def of(self, stage: Stage) -> Client:
     own = stage.name == system_thinking.FORWARD and bool(self._config.reasoner.model)
     return self._get("calls_reasoner", self._config.reasoner) if own else self.main()
+
+  def model_of(self, stage: Stage) -> str:
+    """Its name; empty for recorded replies."""
+    own = stage.name == system_thinking.FORWARD and self._config.reasoner.model
+    return str(own or self._config.llm.model)
 
   def main(self) -> Client:
     """The client of all that has no other."""

@@ -199,6 +199,10 @@ def test_a_spent_budget_ends_the_run_and_a_larger_one_goes_on(tmp_path):
     config.llm.budget_tokens = 0
     synthesize.run(config, str(tmp_path / "out"))
     assert set(server.paid().values()) == {1}
+    with pytest.raises(ConfigError, match="model"):
+      synthesize.run(
+        _against(server.url, limit=2, **{"llm.model": "other"}), str(tmp_path / "out")
+      )
   assert len(read(tmp_path / "out")) == 2
 
 
