@@ -23,6 +23,7 @@ from typing import Any
 
 from absl import app, flags
 
+from data_pipeline import own_inputs
 from data_pipeline.builders import card
 from data_pipeline.builders.source import KINDS, Reader, Source
 from data_pipeline.proof import CHECKSUMS, PROOF, sha256_of
@@ -212,6 +213,10 @@ def export(
   chosen = {kind: splits for kind in kinds or KINDS if (splits := source.splits(kind))}
   if missing := [kind for kind in kinds if kind not in chosen]:
     raise DataError(f"{', '.join(missing)}: no records in {', '.join(map(str, source.paths))}")
+  own_inputs.refuse(
+    [pathlib.Path(out) / form for form in formats],
+    [*source.paths, *source.pair_paths, source.proof.path],
+  )
   about = about or card.About()
   made = []
   for form in formats:

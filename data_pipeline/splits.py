@@ -27,7 +27,7 @@ from typing import Any
 
 from absl import app, flags
 
-from data_pipeline import near_duplicates
+from data_pipeline import near_duplicates, own_inputs
 from data_pipeline import proof as proofs
 from data_pipeline.assignment import Groups, Link, assign
 from data_pipeline.conversations import (
@@ -146,6 +146,8 @@ def split(
     raise ConfigError(f"duplicates: {duplicates!r} is neither 'join' nor 'raise'")
   settings = settings or Settings()
   work = _Summarise(near_duplicates.Sketcher(settings, seed))
+  names = [PROOF, *(f"{purpose}.jsonl" for purpose in PURPOSES)]
+  own_inputs.refuse([pathlib.Path(out) / name for name in names], paths)
   scan = _Scan(Conversations(paths, work, lenient, processes=processes))
   stamps = [path.stat() for path in scan.source.paths]
   with near_duplicates.Finder(settings) as finder:

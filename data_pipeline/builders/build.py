@@ -22,6 +22,7 @@ import tempfile
 
 from absl import app, flags, logging
 
+from data_pipeline import own_inputs
 from data_pipeline.builders import card
 from data_pipeline.builders.source import KINDS, Source
 from data_pipeline.proof import CHECKSUMS, PROOF, sha256_of
@@ -66,6 +67,10 @@ def build(
     if not source.splits(kind):
       raise DataError(f"{kind}: no records; {_why(source, kind)}")
   chosen = [kind for kind in kinds or KINDS if source.splits(kind)]
+  own_inputs.refuse(
+    [out / CARD, *(out / datasets.BUILDERS[kind].name for kind in chosen)],
+    [*source.paths, *source.pair_paths, source.proof.path],
+  )
   made: dict[str, pathlib.Path] = {}
   for kind in chosen:
     cls = datasets.BUILDERS[kind]

@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 import markupsafe
 
-from data_pipeline import diversity
+from data_pipeline import diversity, own_inputs
 from data_pipeline.page import plots, scenes
 from data_pipeline.quality import MEANINGS, report, scan
 from data_pipeline.quality.scan import Scanned
@@ -95,8 +95,10 @@ def write(
 
   Raises:
     DataError: a line is no scene.
+    ConfigError: the page would take the place of the scenes.
     OSError: the page can't be written.
   """
+  own_inputs.refuse([out], [path])
   chosen, quality, variety = Chosen(most, per_flag), report.Report(0), diversity.Diversity()
   for scanned in scan.scan(path):
     if isinstance(scanned, DataError):

@@ -13,6 +13,7 @@ import sys
 from absl import app, flags
 
 from data_pipeline import page
+from her_jax.errors import ConfigError
 from her_jax.roleplay.jsonl import DataError
 
 _OUT = flags.DEFINE_string("out", None, "File to write", required=True)
@@ -36,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
       title=_TITLE.value,
       lenient=_LENIENT.value,
     )
-  except (DataError, OSError) as error:
+  except (ConfigError, DataError, OSError) as error:
     print(f"page: {error}", file=sys.stderr)
     return 2
   left = f"; {written.unreadable} lines are no scenes" if written.unreadable else ""

@@ -10,8 +10,9 @@ import sys
 
 from absl import app, flags
 
-from data_pipeline import samples
+from data_pipeline import own_inputs, samples
 from data_pipeline.preferences import corruptions
+from her_jax.errors import ConfigError
 from her_jax.roleplay import schema
 
 SEED = 0
@@ -32,8 +33,9 @@ def main(argv: Sequence[str]) -> None:
     sys.exit("make_pairs: where shall the pairs be written? Pass --pairs=FILE")
   target = _PAIRS.value or samples.PAIRS
   try:
+    own_inputs.refuse([target], [_SCENES.value])
     scenes = schema.read_trajectories(_SCENES.value)
-  except schema.DataError as error:
+  except (ConfigError, schema.DataError) as error:
     sys.exit(f"make_pairs: {error}")
   pairs = corruptions.make_pairs(scenes, _SEED.value, _PER_REPLY.value)
   if not pairs:

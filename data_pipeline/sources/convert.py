@@ -22,6 +22,7 @@ from typing import Any
 
 from absl import app, flags
 
+from data_pipeline import own_inputs
 from data_pipeline.sources import book, book_files, documents, her_dataset, reader
 from data_pipeline.sources.report import Report
 from her_jax.errors import ConfigError
@@ -127,6 +128,7 @@ def main(argv: Sequence[str]) -> None:
   rejected = out.with_name("rejected.jsonl")
   of_book = _FORMAT.value == "book"
   try:
+    own_inputs.refuse([out, rejected], [_SOURCE.value])
     if out.resolve().parent.is_relative_to(pathlib.Path(_SOURCE.value).resolve()):
       raise ConfigError(f"{out}: within the source, which reads all its files; choose another")
     if of_book:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from absl import logging
 import ml_collections
 
-from data_pipeline import finish, samples, splits
+from data_pipeline import finish, own_inputs, samples, splits
 from data_pipeline.builders import card
 from data_pipeline.sources.book_find import Options as BookOptions
 from data_pipeline.synthesis import (
@@ -54,6 +54,8 @@ def run(config: ml_collections.ConfigDict, workdir: str, mesh: Any = None) -> di
 
     if jax.process_index():
       return {}
+  if config.source not in ("", "samples"):
+    own_inputs.refuse([workdir], [config.source])
   with workdirs.alone_in(workdir):
     return _run(config, workdir)
 
