@@ -13,7 +13,14 @@ import os
 import pathlib
 from typing import Any
 
-from data_pipeline.conversations import HER, Conversations, content_digest, normal_title, same
+from data_pipeline.conversations import (
+  HER,
+  PURPOSES,
+  Conversations,
+  content_digest,
+  normal_title,
+  same,
+)
 from her_jax.roleplay.schema import DataError
 
 PROOF, CHECKSUMS = "splits_proof.json", "checksums.json"
@@ -240,6 +247,8 @@ def require_proof(path: str | os.PathLike[str], purpose: str | None = None) -> P
       role = check_file(proof, file)["role"]
       if purpose is not None and path.is_file() and role != purpose:
         raise DataError(f"{file}: is for {role}, not {purpose}; pass {purpose}.jsonl")
+      if path.is_dir() and file.stem in PURPOSES and role != file.stem:
+        raise DataError(f"{file}: is for {role}, as {proof.path} knows it; {_MEND}")
   if purpose is not None and purpose not in proof.row["purposes"]:
     raise DataError(
       f"{proof.path}: has no split for {purpose}; choose one of"
@@ -262,6 +271,10 @@ def check_sums(folder: pathlib.Path, proof: Proof) -> None:
     raise DataError(f"{folder / CHECKSUMS}: not a list of checksums; {mend}") from None
   if seal != proof.seal:
     raise DataError(f"{folder}: was built by another proof than {proof.path}; {mend}")
+  listed = {name for name, _ in files}
+  shards = sorted(p.name for p in folder.iterdir() if ".array_record" in p.name)
+  if more := [name for name in shards if name not in listed]:
+    raise DataError(f"{folder / more[0]}: is not among the checksums; {mend}")
   for name, sha256 in files:
     if not (folder / name).is_file():
       raise DataError(f"{folder / name}: missing; {mend}")

@@ -98,6 +98,23 @@ def test_changed_data_are_refused(corpus, folder, tmp_path):
     data.load_scenes(_config("sft", scenes=tmp_path / folder))
 
 
+def test_the_test_set_under_another_name_is_refused(corpus, tmp_path):
+  out, _ = corpus
+  shutil.copytree(out / "splits", tmp_path / "splits")
+  shutil.copyfile(tmp_path / "splits/test.jsonl", tmp_path / "splits/sft.jsonl")
+  with pytest.raises(DataError, match="sft.jsonl: is for test"):
+    data.load_scenes(_config("sft", scenes=tmp_path / "splits"))
+  shutil.copytree(out / "built", tmp_path / "built")
+  (folder,) = (tmp_path / "built/her_trajectories").iterdir()
+  (test,) = folder.glob("*-test.array_record*")
+  (sft,) = folder.glob("*-sft.array_record*")
+  shutil.copyfile(test, sft)
+  sums = json.loads((folder / "checksums.json").read_text())
+  (folder / "checksums.json").write_text(json.dumps({**sums, "files": {}}))
+  with pytest.raises(DataError, match="is not among the checksums"):
+    data.load_scenes(_config("sft", scenes=tmp_path / "built"))
+
+
 def test_a_folder_without_data_or_purpose_says_what_to_pass(corpus, tmp_path):
   out, _ = corpus
   (tmp_path / "empty").mkdir()
