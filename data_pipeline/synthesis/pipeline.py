@@ -221,13 +221,17 @@ class Pipeline:
       files.restart()
       files.start(lines := self._lines(before))
     runner: Runner | None = None
+    whole = True
     while block := list(itertools.islice(lines, self.block)):
+      whole = len(block) == self.block
       if files.is_done(block):
         break
       files.rewind()
       if runner is None:
         runner = Runner(self.client_of(stage), self.give_up_after)
       self._run_block(stage, files, block, runner, retries.units)
+    if whole:
+      files.end_whole()
     files.finish()
     logging.info("%s (%s): %s", stage.folder, stage.name, dict(files.progress.counts))
 

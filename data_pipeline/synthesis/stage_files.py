@@ -125,6 +125,11 @@ class StageFiles:
     self._rewind(self._manifest.whole)
     self._save()
 
+  def end_whole(self) -> None:
+    """The input ends with a whole block: a shorter one that an earlier run had behind it goes."""
+    if self._manifest.end is not None:
+      self.rewind()
+
   def guide(self, number: int, fresh: Mapping[str, Any]) -> dict[str, Any]:
     """What block `number` was told when it was first done, or else `fresh`, which is kept."""
     guides = self._manifest.guides

@@ -104,6 +104,18 @@ def test_a_second_run_changes_nothing_and_calls_nobody(run_of_samples):
   assert files(folder) == before
 
 
+def test_a_smaller_limit_leaves_nothing_of_the_larger(tmp_path):
+  """Also where the last, shorter block of the larger one is what goes."""
+  synthesize.run(_config(limit=6, block=4), str(tmp_path / "a"))
+  synthesize.run(_config(limit=4, block=4), str(tmp_path / "a"))
+  synthesize.run(_config(limit=4, block=4), str(tmp_path / "b"))
+  assert len(read(tmp_path / "a")) == 4
+  assert files(tmp_path / "a") == files(tmp_path / "b")
+  # And the larger one goes on again.
+  synthesize.run(_config(limit=6, block=4), str(tmp_path / "a"))
+  assert len(read(tmp_path / "a")) == 6
+
+
 def test_two_runs_do_not_write_into_one_workdir(tmp_path):
   with workdirs.alone_in(str(tmp_path)), pytest.raises(ConfigError, match="another run"):
     synthesize.run(_config(), str(tmp_path))
