@@ -119,6 +119,10 @@ def _converted(scene: Trajectory, settings: Settings, counts: Counter[str]) -> l
 def _read(turn: Turn, notation: str) -> tuple[str, str]:
   """Reply and plan in our notation."""
   text = turn.reply.strip()
+  if notation in ("coser", "asterisks") and _has_layers(grammar.repair(text, turn.speaker)):
+    notation = (
+      "auto"  # Our tags say what is hidden; read as another notation they would be spoken.
+    )
   if notation == "coser":
     parsed = notations.from_coser(_nameless(text, turn.speaker))
   elif notation == "asterisks":
@@ -132,6 +136,11 @@ def _read(turn: Turn, notation: str) -> tuple[str, str]:
   plan = turn.plan.strip() or (parsed.plan or "").strip()
   spoken = grammar.render(grammar.Reply(parsed.seen_by("self").segments)).strip()
   return spoken, rows.plain_plan(plan) if plan else ""
+
+
+def _has_layers(text: str) -> bool:
+  parsed = grammar.parse(text)
+  return bool(parsed.plan) or any(s.kind != grammar.SPEECH for s in parsed.segments)
 
 
 def _nameless(text: str, speaker: str) -> str:

@@ -203,3 +203,11 @@ def test_two_thousand_turns_a_second():
   for trajectory in given:
     assert _prepare(trajectory)[0] is not None
   assert sum(len(s.turns) for s in given) / (time.process_time() - start) > 2000
+
+
+@pytest.mark.parametrize("notation", prepare.NOTATIONS)
+def test_our_own_tags_stay_hidden_in_every_notation(notation):
+  text = "<role_thinking>SECRET</role_thinking> Hello. <role_action>nods</role_action>"
+  made, _ = _prepare(scene(("Una", text), ("Ben", "Hello.")), notation=notation)
+  heard = grammar.parse(made.turns[0].reply)
+  assert "SECRET" not in heard.view_for("other") and "SECRET" in heard.view_for("self")
