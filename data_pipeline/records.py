@@ -8,6 +8,7 @@ Each has `__len__` and `__getitem__`, holds no record in memory, and may be sent
 process. Opening one checks the proof of the splits and the checksums of the shards.
 """
 
+import abc
 from collections.abc import Iterator, Mapping
 import dataclasses
 import json
@@ -42,7 +43,7 @@ class Prompt:
   speaker: str
 
 
-class _Records(Generic[_T]):
+class _Records(abc.ABC, Generic[_T]):
   """One split of a built data set.
 
   Args:
@@ -95,8 +96,9 @@ class _Records(Generic[_T]):
       self._data = builder.as_data_source(split=self.split)
     return {name: _plain(value) for name, value in self._data[index % self._length].items()}
 
+  @abc.abstractmethod
   def make(self, columns: Mapping[str, Any]) -> _T:
-    raise NotImplementedError
+    """The record of these columns."""
 
 
 def folder_of(out: str | os.PathLike[str], kind: str) -> pathlib.Path | None:
