@@ -9,7 +9,12 @@ from her_jax.roleplay.schema import DataError
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-  """Why two books must not be parted; `ids` are of two conversations where these are it."""
+  """Why two books must not be parted.
+
+  Attributes:
+    similarity: from 0 to 1; of "text" the share of a conversation or book that stands in the other.
+    ids: of the two conversations that are alike, or of the one of which text stands in both.
+  """
 
   books: tuple[str, str]
   why: str  # conversation | text | title

@@ -21,11 +21,11 @@ from typing import Any, BinaryIO, Generic, TypeVar
 import unicodedata
 
 from her_jax.roleplay import jsonl, schema
+from her_jax.roleplay.fields import NOTES
 from her_jax.roleplay.schema import DataError, Trajectory
 
 T = TypeVar("T")
 PURPOSES = ("sft", "rl", "judge_sft", "judge_rl", "test")
-HER = "her"  # What the stages add stands in `extra` under this key.
 _BATCH = 32  # Lines sent to a process at once.
 _SHOWN = 100  # So many refused lines are named; all are counted.
 
@@ -148,15 +148,10 @@ def _scene(raw: bytes, checked: bool) -> Trajectory | None:
     return None
   if not isinstance(row, dict):
     raise DataError(f"expected one JSON object a line, got {type(row).__name__}")
-  if b"\\u0000" in raw:
-    refuse_nul(row)
   make = schema.build_trajectory if checked else schema.trajectory_from_dict
   scene = make(row)
   if not scene.source.strip():
     raise DataError(f"source: {scene.id!r} names no book; the split is by book, so name it")
-  mine = scene.extra.get(HER, {})
-  if not isinstance(mine, dict):
-    raise DataError(f"{HER}: expected an object, got {type(mine).__name__}; rename the field")
   return scene
 
 
@@ -271,19 +266,6 @@ class Conversations(Generic[T]):
       self.rejected_lines.append(f"{at}: {error}")
 
 
-def refuse_nul(value: Any, where: str = "") -> None:
-  """Raises DataError where a text holds NUL, at which many readers end a text."""
-  if isinstance(value, str) and "\0" in value:
-    raise DataError(f"{where or 'row'}: holds a NUL character (\\u0000); remove it")
-  if isinstance(value, dict):
-    for name, entry in value.items():
-      refuse_nul(name, f"{where}.{name!r}" if where else repr(name))
-      refuse_nul(entry, f"{where}.{name}" if where else str(name))
-  if isinstance(value, list | tuple):
-    for i, entry in enumerate(value):
-      refuse_nul(entry, f"{where}[{i}]")
-
-
 def line_at(file: BinaryIO, offset: int, length: int) -> dict[str, Any]:
   """The JSON object of a line that a pass has found at `offset`."""
   file.seek(offset)
@@ -309,5 +291,5 @@ def normal_title(title: str) -> str:
 
 def with_purpose(row: dict[str, Any], purpose: str) -> dict[str, Any]:
   """A row that says what it is for, in place."""
-  row[HER] = {**row.get(HER, {}), "purpose": purpose}
+  row[NOTES] = {**row.get(NOTES, {}), "purpose": purpose}
   return row

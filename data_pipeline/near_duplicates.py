@@ -1,11 +1,11 @@
 """Texts that say nearly the same, found by MinHash and locality-sensitive hashing.
 
-Two nets are cast, because a book can come twice in two ways:
+Two nets are cast, because text can come twice in two ways:
 
 - A conversation copied with edits: its shingles (runs of words, or of signs in Chinese) give a
   MinHash signature; conversations that agree in one of several bands of it are compared.
-- A book cut into other conversations: the smallest hashes of all its shingles are its sketch;
-  the share of the smaller sketch that the larger holds tells how much text they share.
+- Text cut into other conversations, from an excerpt of some turns to a whole book: see
+  `passages`.
 
 Characters' names are masked before, so that renaming them hides nothing. Signatures lie in a
 temporary file and bands are sorted in turn: datasketch's own index (`MinHashLSH`) would take
@@ -13,7 +13,6 @@ about 20 kB of memory a conversation.
 """
 
 from array import array
-from collections import Counter
 from collections.abc import Iterator
 import dataclasses
 import hashlib
@@ -27,6 +26,8 @@ import zlib
 import datasketch
 import numpy as np
 
+from data_pipeline import passages
+from her_jax.errors import ConfigError
 from her_jax.roleplay.schema import Trajectory
 
 _SIGNS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -38,7 +39,6 @@ _CHUNK = 8192  # Signatures read at once.
 _BANDS_AT_ONCE = 8
 _BUCKET = 8  # Of a bucket's members each is compared with so many before it.
 _KEPT = 1000  # Pairs below the threshold that are remembered.
-_SHARED = 20  # A shingle in more books than this is a stock phrase and tells nothing.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +55,12 @@ class Settings:
     bands, rows: of the signature, which has bands x rows values of 32 bits.
     threshold: estimated Jaccard similarity from which two conversations are near-duplicates.
     least: shingles that a conversation must have to be compared at all.
-    book_words, book_signs: length of a shingle for whole books, longer since they have many.
-    book_sketch: smallest hashes kept of a book.
-    book_threshold: share of the smaller book's sketch found in the larger one's.
-    book_least: shingles that two books must have in common within their sketches.
+    long_words, long_signs: length of a shingle for passages, longer since a book has many.
+    one_in: of the long shingles one in so many is kept.
+    excerpt_threshold, excerpt_least: share of a conversation's kept shingles, and their number,
+      that another book must hold. The default number stands for 48 shingles: a passage of 50
+      words is found as often as not, one of 100 always.
+    book_threshold, book_least: the same of all of a book's.
   """
 
   words: int = 3
@@ -67,16 +69,23 @@ class Settings:
   rows: int = 3
   threshold: float = 0.3
   least: int = 20
-  book_words: int = 5
-  book_signs: int = 8
-  book_sketch: int = 512
+  long_words: int = 5
+  long_signs: int = 8
+  one_in: int = 8
+  excerpt_threshold: float = 0.1
+  excerpt_least: int = 6
   book_threshold: float = 0.2
   book_least: int = 8
+
+  def __post_init__(self) -> None:
+    for name in ("threshold", "excerpt_threshold", "book_threshold"):
+      if not 0 < (value := getattr(self, name)) <= 1:
+        raise ConfigError(f"{name}: {value} is no share above 0 and at most 1; give one")
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-  """Two conversations (or books) by number, with their similarity from 0 to 1."""
+  """Two conversations by number, with their similarity from 0 to 1."""
 
   first: int
   second: int
@@ -138,12 +147,12 @@ class Sketch:
   Attributes:
     signature: MinHash, bands x rows values uint32 as bytes; empty if the text is too short.
     text: hash of the normal text.
-    smallest: the smallest hashes of its long shingles, uint64 [at most book_sketch], sorted.
+    passages: a sample of its long shingles, uint64 [about one in `one_in`], sorted.
   """
 
   signature: bytes
   text: int
-  smallest: np.ndarray
+  passages: np.ndarray
 
 
 class Sketcher:
@@ -165,9 +174,9 @@ class Sketcher:
       minhash.update_batch((found >> np.uint64(32)).tolist())
       signature = minhash.hashvalues.astype(np.uint32).tobytes()
     digest = hashlib.blake2b(made.tobytes(), digest_size=8).digest()
-    long = shingles(made, settings.book_signs if chinese else settings.book_words)
-    smallest = long[: settings.book_sketch].copy()
-    return Sketch(signature, int.from_bytes(digest, "little") or 1, smallest)
+    long = shingles(made, settings.long_signs if chinese else settings.long_words)
+    kept = passages.sample(long, settings.one_in)
+    return Sketch(signature, int.from_bytes(digest, "little") or 1, kept)
 
 
 def _ready(value: int) -> int:
@@ -178,7 +187,7 @@ class Finder:
   """Takes sketches one by one and then tells which are near-duplicates.
 
   Numbers are in the order of `add`, from 0. Use as a context manager: the signatures are a
-  temporary file. Memory is some numbers a conversation and `book_sketch` numbers a book.
+  temporary file, and so do the passages. Memory is some numbers a conversation.
   """
 
   def __init__(self, settings: Settings):
@@ -188,7 +197,7 @@ class Finder:
     self._row_bytes = 4 * self._width
     self._rows = array("L")  # Conversations that have a signature.
     self._books = array("L")  # Their books.
-    self._sketches: dict[int, np.ndarray] = {}
+    self._passages = passages.Passages()
     self._added = 0
     self.too_short = 0
     self.capped = 0  # Buckets of which not all pairs were compared.
@@ -198,6 +207,7 @@ class Finder:
 
   def __exit__(self, *exception: object) -> None:
     self._file.close()
+    self._passages.__exit__()
 
   def add(self, sketch: Sketch, book: int) -> None:
     """Takes a conversation of the book with this number."""
@@ -207,17 +217,8 @@ class Finder:
       self._books.append(book)
     else:
       self.too_short += 1
-    self._add_to_book(book, sketch.smallest)
+    self._passages.add(sketch.passages, book)
     self._added += 1
-
-  def _add_to_book(self, book: int, new: np.ndarray) -> None:
-    most = self._settings.book_sketch
-    known = self._sketches.get(book)
-    if known is not None:
-      if len(known) == most:
-        new = new[new < known[-1]]
-      new = np.unique(np.concatenate([known, new]))[:most]
-    self._sketches[book] = new
 
   def conversations(self) -> Iterator[Match]:
     """Pairs of conversations of different books that meet in a band, with their similarity.
@@ -269,35 +270,11 @@ class Finder:
     raw = os.pread(self._file.fileno(), self._row_bytes, row * self._row_bytes)
     return np.frombuffer(raw, np.uint32)
 
-  def books(self) -> Iterator[Match]:
-    """Pairs of books that share at least `book_threshold` of the smaller one's sketch."""
-    if not self._sketches:
-      return
-    numbers = sorted(self._sketches)
-    hashes = np.concatenate([self._sketches[n] for n in numbers])
-    owners = np.repeat(numbers, [len(self._sketches[n]) for n in numbers])
-    order = np.argsort(hashes, kind="stable")
-    hashes, owners = hashes[order], owners[order]
-    edges = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1], [True]]))
-    shared: Counter[tuple[int, int]] = Counter()
-    for begin, end in zip(edges[:-1], edges[1:], strict=True):
-      if 1 < end - begin <= _SHARED:
-        held = sorted(owners[begin:end].tolist())
-        shared.update((a, b) for i, a in enumerate(held) for b in held[i + 1 :])
-    for (a, b), common in sorted(shared.items()):
-      if common >= self._settings.book_least:
-        similarity = self._containment(a, b)
-        if similarity >= self._settings.book_threshold:
-          yield Match(a, b, similarity)
-
-  def _containment(self, a: int, b: int) -> float:
-    """Share of the smaller book's shingles in the larger, from where both sketches are whole."""
-    one, two, most = self._sketches[a], self._sketches[b], self._settings.book_sketch
-    for sketch in (one, two):
-      if len(sketch) == most:  # Beyond its last hash a full sketch knows nothing.
-        one, two = one[one <= sketch[-1]], two[two <= sketch[-1]]
-    common = len(np.intersect1d(one, two, assume_unique=True))
-    return common / max(min(len(one), len(two)), 1)
+  def shared(self) -> Iterator[passages.Shared]:
+    """Text that stands in another book too, by conversations and then by books."""
+    settings = self._settings
+    yield from self._passages.conversations(settings.excerpt_least, settings.excerpt_threshold)
+    yield from self._passages.books(settings.book_least, settings.book_threshold)
 
 
 class Nearest:

@@ -14,13 +14,13 @@ import pathlib
 from typing import Any
 
 from data_pipeline.conversations import (
-  HER,
   PURPOSES,
   Conversations,
   content_digest,
   normal_title,
   same,
 )
+from her_jax.roleplay.fields import NOTES
 from her_jax.roleplay.schema import DataError
 
 PROOF, CHECKSUMS = "splits_proof.json", "checksums.json"
@@ -202,9 +202,9 @@ def _check_rows(
         f"{at}: a conversation of {scene.source!r}, which is for {purpose}, among those for"
         f" {wanted}; {_MEND}"
       )
-    mine = scene.extra.get(HER)
+    mine = scene.extra.get(NOTES)
     if wanted and (not isinstance(mine, Mapping) or mine.get("purpose") != wanted):
-      raise DataError(f"{at}: {HER}.purpose is not {wanted!r}; {_MEND}")
+      raise DataError(f"{at}: {NOTES}.purpose is not {wanted!r}; {_MEND}")
     tally = tallies.setdefault(scene.source, BookTally())
     tally.add(content_digest(scene), len(scene.turns))
   for title, book in proof.books.items():

@@ -7,8 +7,8 @@ Writes one file a purpose (`sft.jsonl`, `rl.jsonl`, `judge_sft.jsonl`, `judge_rl
 counts: `sft=3,test=1`), `--seed`, `--duplicates=join|raise`, `--previous=PROOF` (books keep the
 purpose they had there), `--lenient`, `--threshold`, `--processes`, `--nowrite_files` for the proof alone.
 
-The unit is the book. Books that share a near-duplicate conversation, much of their text or
-their title are one unit (or an error, by flag). Units stand on a line in the order of a hash of
+The unit is the book. Books that share a near-duplicate conversation, a passage, much of their
+text or their title are one unit (or an error, by flag). Units stand on a line in the order of a hash of
 seed and title; the line is cut where the turns before the cut reach the shares. So a book that
 is added moves at most the few that stand at a cut, and with `--previous` none.
 """
@@ -49,6 +49,7 @@ __all__ = ["DEFAULT", "Proof", "assign", "read_proof", "require_proof", "split",
 
 # Single-turn samples by purpose in HER, arXiv 2601.21459; the ratio is what counts.
 DEFAULT = {"sft": 107_800, "rl": 26_800, "judge_sft": 108_800, "judge_rl": 80_000, "test": 200}
+_SEEDS = 2**32 - 1  # datasketch takes those of 32 bits, of which 0 is left out.
 _SHOWN = 20  # Repeated conversations that the proof names.
 
 
@@ -138,12 +139,14 @@ def split(
     processes: how many read the lines; 0 for this one alone. The result is the same.
 
   Raises:
-    ConfigError: the purposes or `duplicates` are none.
+    ConfigError: the purposes, `duplicates`, seed or settings are none.
     DataError: the data cannot be split, or are faulty.
   """
   check_purposes(purposes)
   if duplicates not in ("join", "raise"):
     raise ConfigError(f"duplicates: {duplicates!r} is neither 'join' nor 'raise'")
+  if not 0 <= seed < _SEEDS:
+    raise ConfigError(f"seed: {seed} is not within 0 and {_SEEDS - 1}; choose another")
   settings = settings or Settings()
   work = _Summarise(near_duplicates.Sketcher(settings, seed))
   names = [PROOF, *(f"{purpose}.jsonl" for purpose in PURPOSES)]
@@ -241,10 +244,12 @@ def _linked(
     elif groups.join(one, two):
       ids = tuple(scan.row(i)["id"] for i in (match.first, match.second))
       links.append(Link((one, two), "conversation", round(match.similarity, 4), ids))
-  for match in finder.books():
-    one, two = titles[match.first], titles[match.second]
+  for shared in finder.shared():
+    one, two = titles[shared.book], titles[shared.other]
     if groups.join(one, two):
-      links.append(Link((one, two), "text", round(match.similarity, 4)))
+      number = shared.conversation
+      ids = () if number is None else (scan.row(number)["id"],)
+      links.append(Link((one, two), "text", round(shared.share, 4), ids))
   return groups, links, nearest
 
 
@@ -357,7 +362,7 @@ if __name__ == "__main__":
   _PURPOSES = flags.DEFINE_string(
     "purposes", ",".join(f"{p}={n}" for p, n in DEFAULT.items()), "Sizes; the ratio counts"
   )
-  _SEED = flags.DEFINE_integer("seed", 0, "Of the order of books and of the signatures", 0)
+  _SEED = flags.DEFINE_integer("seed", 0, "Of the order of books and of the signatures")
   _DUPLICATES = flags.DEFINE_enum(
     "duplicates", "join", ["join", "raise"], "What to do with books that share text"
   )

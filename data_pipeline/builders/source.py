@@ -18,7 +18,6 @@ from data_pipeline.conversations import (
   IdTable,
   hash_of,
   line_at,
-  refuse_nul,
   same,
   with_purpose,
 )
@@ -120,7 +119,6 @@ class Source:
       return
     if not isinstance(row, dict):
       raise DataError(f"expected one JSON object a line, got {type(row).__name__}")
-    refuse_nul(row)
     pair = schema.pair_from_dict(row)
     if seen.add(hash_of(pair.id), 1) is not None:
       raise DataError(f"id: {pair.id!r} stands twice; ids must be unique")

@@ -30,7 +30,7 @@ from data_pipeline.preferences.inputs import Refused, Scenes
 from her_jax.errors import ConfigError
 from her_jax.llm.client import Message, Reply, Sampling
 from her_jax.roleplay import chat, grammar, prompts, schema
-from her_jax.roleplay.jsonl import build
+from her_jax.roleplay.fields import build
 from her_jax.roleplay.prompts import Variant
 from her_jax.roleplay.schema import DataError, Trajectory
 

@@ -36,8 +36,6 @@ def principles_of(pair: PreferencePair) -> list[tuple[str, str]]:
     DataError: `her.principles` is no list of such.
   """
   her = pair.extra.get("her", {})
-  if not isinstance(her, dict):
-    raise DataError(f"her: expected an object, got {type(her).__name__}")
   found = her.get("principles")
   if found is None:
     one, two = set(pair.violates_1), set(pair.violates_2)

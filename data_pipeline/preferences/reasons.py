@@ -10,7 +10,7 @@ import unicodedata
 from data_pipeline.preferences.asking import Question, Unusable
 from her_jax.llm.client import Message, Reply, Sampling
 from her_jax.roleplay import judging
-from her_jax.roleplay.jsonl import build
+from her_jax.roleplay.fields import build
 from her_jax.roleplay.principles import LANGUAGES
 from her_jax.roleplay.schema import DataError, PreferencePair, Trajectory, one_of
 

@@ -45,9 +45,9 @@ def read_books(
       if not all(isinstance(t, str) for t in (text, name, author)):
         raise DataError(f"{record.place}: title, author and content must be texts")
       try:
-        found.append((record.place, book_text.make_book(text, name, author)))
+        found.append((record.place, book_text.make_book(text, name.strip(), author, stem="")))
       except DataError as error:
-        raise DataError(f"{record.place}: content: {error}") from None
+        raise DataError(f"{record.place}: {error}") from None
   return _joined(found)
 
 

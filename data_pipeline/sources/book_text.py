@@ -104,7 +104,7 @@ def make_book(text: str, title: str = "", author: str = "", stem: str = "book") 
     title: where it is empty the header says it, or the first line, or `stem`.
 
   Raises:
-    DataError: there is no text left.
+    DataError: there is no text left, or no title is known: scenes are known by it.
   """
   head = text[:5000]
   told = {f: m[1].strip() for f, pattern in _HEADER.items() if (m := pattern.search(head))}
@@ -113,6 +113,8 @@ def make_book(text: str, title: str = "", author: str = "", stem: str = "book") 
   lines = [line.rstrip() for line in text.split("\n")]
   own_title, own_author = _on_title_page(lines)
   title = title or told.get("title", "") or own_title or stem
+  if not title.strip():
+    raise DataError("has no title, neither in a field nor in its first lines; give it one")
   author = author or told.get("author", "") or own_author
   lines = _without_page_marks(lines, (title, author))
   chapters = tuple(_chapters(lines))

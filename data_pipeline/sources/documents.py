@@ -8,7 +8,6 @@ element by element: memory does not grow with the file.
 import codecs
 from collections.abc import Iterator, Mapping
 import dataclasses
-import itertools
 import os
 import pathlib
 import re
@@ -176,26 +175,10 @@ def _parsed(raw: bytes) -> Any:
     return DataError(_NUL)
   try:
     row = parse_json(raw)
-    if b"\\u0000" in raw and _has_nul(row):
-      return DataError("holds the sign NUL (\\u0000); remove it")
   except DataError as error:
     mend = f"; {enc.HINT}" if "not UTF-8" in str(error) else ""
     return DataError(f"{error}{mend}")
   return row
-
-
-def _has_nul(row: Any) -> bool:
-  """Whether a text in it holds the sign; `\\\\u0000` in a file is six signs of no harm."""
-  left = [row]
-  while left:
-    value = left.pop()
-    if isinstance(value, str) and "\0" in value:
-      return True
-    if isinstance(value, Mapping):
-      left += itertools.chain(value, value.values())
-    elif isinstance(value, list):
-      left += value
-  return False
 
 
 def _list_records(path: pathlib.Path, file: BinaryIO) -> Iterator[Record]:

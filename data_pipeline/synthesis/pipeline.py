@@ -85,7 +85,8 @@ class Pipeline:
     stages: those that ask a model, in order.
     client_of: the client of a stage, made when it is first needed.
     block: conversations that are worked on at a time.
-    model_of: the name of the model that a stage asks, which is one of its settings.
+    depends_on: what a stage's results depend on beside its own settings, as the model that it
+      asks; a workdir made with other is refused.
     check: is shown the file of stage 0 before anything is asked; what it raises ends the run.
   """
 
@@ -95,7 +96,7 @@ class Pipeline:
   prepare_settings: prepare.Settings = prepare.Settings()
   block: int = 64
   give_up_after: int = 20
-  model_of: Callable[[Stage], str] = lambda stage: ""
+  depends_on: Callable[[Stage], Mapping[str, str]] = lambda stage: {}
   check: Callable[[pathlib.Path], None] = lambda path: None
 
   def run(
@@ -208,8 +209,7 @@ class Pipeline:
     retries = self._retries()
     again = retries.round if stage.folder >= retries.since else 0
     told = {"block": self.block, "input": before.name, **stage.fingerprint()}
-    if model := self.model_of(stage):
-      told["model"] = model
+    told |= self.depends_on(stage)
     files = StageFiles(self.workdir / stage.folder, told, again)
     lines = self._lines(before)
     try:

@@ -10,6 +10,8 @@ import json
 import re
 from typing import Any
 
+from her_jax.roleplay import jsonl
+
 MOST_CHARACTERS = 2_000_000
 # Braces that begin no object, as in prose about {names}, are passed over so often.
 _MOST_STARTS = 12
@@ -143,6 +145,7 @@ def _load(text: str) -> Any:
       text, strict=False, parse_constant=_no_constant, object_pairs_hook=_no_pairs_twice
     )
     json.dumps(value, ensure_ascii=False).encode()
+    jsonl.refuse_nul(value)
   except UnicodeEncodeError:
     raise Unrecoverable("malformed", "half of a surrogate pair") from None
   except RecursionError:

@@ -15,7 +15,7 @@ _FINISH = {
   "content_filter": "content_filter", "safety": "content_filter", "refusal": "refusal",
 }  # fmt: skip
 _OPEN, _CLOSE = "<think>", "</think>"
-_HALF = re.compile("[\ud800-\udfff]")
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 
 
 class NoAnswer(Exception):
@@ -80,10 +80,10 @@ def _take_apart(text: str) -> tuple[str, str]:
 
 
 def _text(value: Any) -> str:
-  """A text, or the texts of a list of parts. Half a surrogate pair cannot be written: U+FFFD."""
+  """A text, or the texts of a list of parts; NUL and half a surrogate pair become U+FFFD."""
   if isinstance(value, list):
     value = "".join(_text(part.get("text")) for part in value if isinstance(part, dict))
-  return _HALF.sub("\ufffd", value) if isinstance(value, str) else ""
+  return _UNWRITABLE.sub("\ufffd", value) if isinstance(value, str) else ""
 
 
 def _finish(value: Any) -> str:

@@ -21,7 +21,7 @@ def client(config: ml_collections.ConfigDict, journal: str | os.PathLike[str]) -
     ConfigError: A setting is missing or wrong, or the journal is damaged or in use.
     DataError: The recorded replies are.
   """
-  for field in ("budget_tokens", "budget_usd", "price_in", "price_out"):
+  for field in ("budget_tokens", "budget_usd", "price_in", "price_out", "first_wait_s"):
     if not 0 <= config[field] < float("inf"):
       raise ConfigError(f"llm.{field} is {config[field]}; give 0 or more")
   if config.concurrency < 1 or config.max_attempts < 1 or not config.timeout_s > 0:

@@ -8,6 +8,7 @@ from typing import Any
 from her_jax.llm import journal
 from her_jax.llm.messages import Failure, Reply, Request
 from her_jax.roleplay import jsonl
+from her_jax.roleplay.fields import one_of
 from her_jax.roleplay.jsonl import DataError
 
 _FIELDS = {"id", "text", "reasoning", "finish_reason"}
@@ -15,14 +16,19 @@ _FINISH = ("stop", "length", "content_filter", "refusal")
 
 
 class Replay:
-  """Answers by the id of a request."""
+  """Answers by the id of a request.
+
+  One that is asked anew, `ID/again1`, gets what is recorded for it, or else for `ID`: replies
+  that were missing are written beside the others.
+  """
 
   def __init__(self, replies: Mapping[str, Reply], model: str = "recorded"):
     self.model = model
     self._replies = replies
 
   async def send(self, request: Request) -> Reply | Failure:
-    reply = self._replies.get(request.id)
+    first, _, _ = request.id.partition("/again")
+    reply = self._replies.get(request.id) or self._replies.get(first)
     return reply or Failure("missing", f"no reply to {request.id!r} is recorded")
 
 
@@ -68,5 +74,5 @@ def _recorded(row: Mapping[str, Any]) -> tuple[str, Reply] | None:
   fields = {name: value for name, value in row.items() if name != "id"}
   if not isinstance(fields.get("reasoning", ""), str):
     raise DataError(f"reasoning: expected a text, got {fields['reasoning']!r}")
-  jsonl.one_of(fields.get("finish_reason", "stop"), _FINISH, "finish_reason")
+  one_of(fields.get("finish_reason", "stop"), _FINISH, "finish_reason")
   return row["id"], Reply(**fields)

@@ -13,7 +13,8 @@ import os
 from typing import Any
 
 from her_jax.roleplay import grammar
-from her_jax.roleplay.jsonl import DataError, build, list_of, one_of, read_jsonl
+from her_jax.roleplay.fields import build, check_notes, list_of, one_of
+from her_jax.roleplay.jsonl import DataError, read_jsonl
 
 ENVIRONMENT = {"en": "Environment", "zh": "环境"}
 SPLITS = ("train", "heldout")
@@ -201,6 +202,11 @@ def problems(trajectory: Trajectory) -> Iterator[DataError]:
   checks: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
     (one_of, (trajectory.language, tuple(ENVIRONMENT), "language")),
     (one_of, (trajectory.split, SPLITS, "split")),
+    (check_notes, (trajectory.extra,)),
+    *(
+      (check_notes, (c.extra, f"characters[{i}]")) for i, c in enumerate(trajectory.characters)
+    ),
+    *((check_notes, (t.extra, f"turns[{i}]")) for i, t in enumerate(trajectory.turns)),
     *((_check_name, (names, i, trajectory)) for i in range(len(names))),
     *((_check_turn, (t, f"turns[{i}]", trajectory)) for i, t in enumerate(trajectory.turns)),
   ]

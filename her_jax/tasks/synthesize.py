@@ -71,7 +71,7 @@ def _run(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
     prepare.Settings(**config.prepare),
     config.block,
     config.give_up_after,
-    model_of=clients.model_of,
+    depends_on=clients.depends_on,
     check=lambda path: finish.check_books(path, purposes) if purposes else None,
   )
   try:
@@ -225,10 +225,18 @@ class _Clients:
     own = stage.name == system_thinking.FORWARD and bool(self._config.reasoner.model)
     return self._get("calls_reasoner", self._config.reasoner) if own else self.main()
 
-  def model_of(self, stage: Stage) -> str:
-    """Its name; empty for recorded replies."""
-    own = stage.name == system_thinking.FORWARD and self._config.reasoner.model
-    return str(own or self._config.llm.model)
+  def depends_on(self, stage: Stage) -> dict[str, str]:
+    """Who answers a stage and what counts its tokens, as far as the config names them."""
+    config, own = self._config, ""
+    if stage.name == system_thinking.FORWARD:
+      own = config.reasoner.model
+    recorded = config.llm.recorded if config.llm.backend == "replay" else ""
+    found = {
+      "model": own or config.llm.model,
+      "recorded": recorded and str(pathlib.Path(recorded).resolve()),
+      "tokenizer": config.tokenizer and str(pathlib.Path(config.tokenizer).resolve()),
+    }
+    return {name: value for name, value in found.items() if value}
 
   def main(self) -> Client:
     """The client of all that has no other."""

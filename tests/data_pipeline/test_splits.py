@@ -12,7 +12,7 @@ import hypothesis
 from hypothesis import strategies as st
 import pytest
 
-from data_pipeline import assignment, conversations, splits
+from data_pipeline import assignment, conversations, near_duplicates, splits
 from her_jax.errors import ConfigError
 from her_jax.roleplay import grammar, schema
 from her_jax.roleplay.schema import DataError
@@ -211,6 +211,23 @@ def test_a_book_cut_into_other_conversations_joins_its_like(corpus, written, tmp
   assert made.books["Elsewhere"]["purpose"] == made.books["Book number 0"]["purpose"]
 
 
+@pytest.mark.parametrize("taken", [12, 4, 3])
+@pytest.mark.parametrize("beside", [0, 3])
+def test_an_excerpt_of_a_long_book_joins_it(corpus, written, tmp_path, taken, beside):
+  """One scene of a novel, or some turns of it, alone or amid others, is a book of its own."""
+  rows = corpus(20, each=3)
+  novel = [{**row, "source": "A novel"} for row in corpus(1, each=120, seed=7)]
+  for i, row in enumerate(novel):
+    row["id"] = f"novel {i}"
+  turns = [*novel[77]["turns"][-taken:], *rows[0]["turns"][:beside]]
+  excerpt = {**novel[77], "id": "excerpt", "source": "A pamphlet", "turns": turns}
+  rows = [row for row in rows if row["source"] != rows[0]["source"]]
+  made = splits.split([written([*rows, *novel, excerpt])], tmp_path / "out", purposes=EVEN)
+  (link,) = made.row["links"]
+  assert set(link["books"]) == {"A novel", "A pamphlet"}
+  assert made.books["A novel"]["purpose"] == made.books["A pamphlet"]["purpose"]
+
+
 def test_clean_look_alikes_stay_apart(corpus, written, tmp_path):
   """Same names, same scenario, same opening line, titles of a series: no duplicates."""
   rows = corpus(20)
@@ -354,11 +371,20 @@ def test_lenient_counts_faults_by_kind_and_leaves_the_lines_out(corpus, written,
     ({"purposes": {"sft": 0}}, "size of sft is 0"),
     ({"purposes": {"sft": float("nan")}}, "size of sft is nan"),
     ({"duplicates": "drop"}, "'drop' is neither"),
+    ({"seed": 99_999_999_999}, "seed: 99999999999 is not within"),
+    ({"seed": -1}, "seed: -1 is not within"),
   ],
 )
 def test_settings_that_are_none_are_told_of(corpus, written, tmp_path, settings, message):
   with pytest.raises(ConfigError, match=message):
     splits.split([written(corpus(6))], tmp_path / "out", **settings)
+
+
+@pytest.mark.parametrize("share", [0, -1.0, 1.5, float("nan")])
+@pytest.mark.parametrize("name", ["threshold", "excerpt_threshold", "book_threshold"])
+def test_a_threshold_is_a_share(name, share):
+  with pytest.raises(ConfigError, match=f"{name}: {share} is no share"):
+    near_duplicates.Settings(**{name: share})
 
 
 @pytest.mark.parametrize("text", ["sft", "sft=x", "sft=1,sft=2", ""])

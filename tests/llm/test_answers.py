@@ -94,9 +94,11 @@ def test_an_error_in_place_of_an_answer_is_told():
   assert error.value.status == 502
 
 
-def test_half_a_surrogate_pair_becomes_a_replacement_character():
-  raw = b'{"choices":[{"message":{"content":"a\\ud800b \\ud83d\\ude00"}}]}'
-  assert answers.parse(raw).text == "a\ufffdb \U0001f600"
+@pytest.mark.parametrize("unwritable", ["\\ud800", "\\u0000"])
+def test_what_cannot_be_written_on_becomes_a_replacement_character(unwritable):
+  content = f"a{unwritable}b \\ud83d\\ude00"
+  raw = f'{{"choices":[{{"message":{{"content":"{content}"}}}}]}}'
+  assert answers.parse(raw.encode()).text == "a\ufffdb \U0001f600"
 
 
 _JSON = st.recursive(

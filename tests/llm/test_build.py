@@ -37,6 +37,8 @@ def test_recorded_replies_need_nothing_else(tmp_path):
     ({"budget_usd": 5.0}, "llm.price_in"),
     ({"budget_usd": float("nan")}, "llm.budget_usd is nan"),
     ({"price_in": -1.0}, "llm.price_in is -1"),
+    ({"first_wait_s": float("nan")}, "llm.first_wait_s is nan"),
+    ({"timeout_s": float("nan")}, "llm.timeout_s"),
     ({"budget_tokens": -1}, "llm.budget_tokens is -1"),
     ({"base_url": "127.0.0.1:8000/v1"}, "llm.base_url is '127"),
     ({"base_url": "http:///v1"}, "llm.base_url is 'http:///v1'"),

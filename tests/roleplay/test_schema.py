@@ -273,3 +273,48 @@ def test_an_id_that_stands_twice_is_named(tmp_path, read, row):
 def test_a_missing_file_is_named(tmp_path, read):
   with pytest.raises(schema.DataError, match=r"nowhere\.jsonl: no such file; pass an existing"):
     read(tmp_path / "nowhere.jsonl")
+
+
+_NOTES = {
+  "no object": (5, r"her: expected an object, got int"),
+  "a list": ([1, 2], r"her: expected an object, got list"),
+  "null": (None, r"her: expected an object, got NoneType"),
+  "settings_added": ({"settings_added": 5}, r"her\.settings_added: expected a list of objects"),
+  "settings_added of texts": (
+    {"settings_added": ["x"]},
+    r"her\.settings_added: expected a list",
+  ),
+  "draft": ({"draft": ["x"]}, r"her\.draft: expected a text"),
+  "flags": ({"flags": "leak"}, r"her\.flags: expected a list of texts"),
+  "candidates": ({"candidates": ["a"]}, r"her\.candidates: expected a list of two"),
+  "breaks": ({"breaks": [1, "cand_1"]}, r"her\.breaks: expected \[principle, winner\]"),
+  "verdicts": ({"verdicts": [3]}, r"her\.verdicts: expected a list of winners"),
+}
+
+
+@pytest.mark.parametrize("place", ["scene", "turn", "character", "pair"])
+@pytest.mark.parametrize("kind", _NOTES)
+def test_notes_of_another_form_are_told_with_their_place(tmp_path, place, kind):
+  """Files come back that others have changed; no stage may stumble over them later."""
+  notes, message = _NOTES[kind]
+  row = copy.deepcopy(PAIR if place == "pair" else SCENE)
+  where = {"turn": row.get("turns", [{}])[-1], "character": row.get("characters", [{}])[0]}
+  where.get(place, row)["her"] = notes
+  path = tmp_path / "rows.jsonl"
+  _write(path, row)
+  read = schema.read_pairs if place == "pair" else schema.read_trajectories
+  at = {"turn": r"turns\[2\]\.", "character": r"characters\[0\]\."}.get(place, "")
+  with pytest.raises(schema.DataError, match=rf"rows\.jsonl:1 .*: {at}{message}"):
+    read(path)
+
+
+def test_a_nul_is_told_with_its_field(tmp_path):
+  row = copy.deepcopy(SCENE)
+  row["turns"][1]["reply"] = "Sit.\0"
+  path = tmp_path / "rows.jsonl"
+  _write(path, SCENE, {**row, "id": "other"})
+  with pytest.raises(schema.DataError, match=r"rows\.jsonl:2.*turns\[1\]\.reply: holds a NUL"):
+    schema.read_trajectories(path)
+  row["turns"][1]["reply"] = "She wrote \\u0000 on the slate."  # Six signs.
+  _write(path, row)
+  assert schema.read_trajectories(path)[0].turns[1].reply == row["turns"][1]["reply"]

@@ -54,3 +54,17 @@ def test_rows_of_one_title_are_volumes_too(tmp_path):
   path.write_text("".join(json.dumps(row) + "\n" for row in rows))
   (book,) = book_files.read_books(path)
   assert [c.title for c in book.chapters] == ["CHAPTER 1", "CHAPTER 2"]
+
+
+def test_a_row_whose_book_has_no_title_is_told(tmp_path):
+  """Two of them would be volumes of one book."""
+  path = tmp_path / "rows.jsonl"
+  text = "The water stood at the third mark, and nobody in the lower town had gone to bed.\n\n"
+  rows = [
+    {"title": "D", "content": text},
+    {"content": text * 2},
+    {"title": " ", "content": text},
+  ]
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  with pytest.raises(DataError, match=r"rows\.jsonl:2: has no title, .*; give it one"):
+    book_files.read_books(path)

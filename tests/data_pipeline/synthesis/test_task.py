@@ -3,6 +3,7 @@
 import json
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from configs import synthesize as synthesize_config
 from data_pipeline import samples
 from her_jax.errors import ConfigError
+from her_jax.llm import build
 from her_jax.roleplay import grammar, schema
 from her_jax.roleplay.schema import DataError
 from her_jax.tasks import synthesize
@@ -97,10 +99,11 @@ def test_drafts_and_reasons_are_each_written_for_their_turn():
   assert len(set(reasons)) == len(reasons) == len(drafts)
 
 
-def test_a_second_run_changes_nothing_and_calls_nobody(run_of_samples):
+def test_a_second_run_changes_nothing_and_calls_nobody(run_of_samples, monkeypatch):
   folder, _ = run_of_samples
   before = files(folder)
-  synthesize.run(_config(**{"llm.recorded": "/nowhere"}), str(folder))
+  monkeypatch.delattr(build, "client")
+  synthesize.run(_config(), str(folder))
   assert files(folder) == before
 
 
@@ -129,6 +132,26 @@ def test_a_missing_recorded_reply_is_listed(tmp_path):
   synthesize.run(config, str(tmp_path / "run"))
   (line,) = (tmp_path / "run/retry.jsonl").read_text().splitlines()
   assert json.loads(line) | {"cause": "missing"} == json.loads(line)
+  # It is written beside the others, and found.
+  recorded.write_text("\n".join(lines) + "\n")
+  synthesize.run(
+    _config(**{"llm.recorded": str(recorded), "stages": "0,1", "retry_failed": True}),
+    str(tmp_path / "run"),
+  )
+  assert not (tmp_path / "run/retry.jsonl").read_text()
+
+
+@pytest.mark.parametrize("field", ["llm.recorded", "tokenizer"])
+def test_a_workdir_made_with_others_is_refused(tmp_path, qwen3_folder, field):
+  run = str(tmp_path / "run")
+  config = _config(stages="0,1")
+  synthesize.run(config, run)
+  other = qwen3_folder
+  if field == "llm.recorded":
+    other = tmp_path / "replies"
+    shutil.copytree(samples.RECORDED, other)
+  with pytest.raises(ConfigError, match=f"other settings \\({field.rpartition('.')[2]}\\)"):
+    synthesize.run(_config(stages="0,1", **{field: str(other)}), run)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +172,8 @@ def test_a_missing_recorded_reply_is_listed(tmp_path):
     ({"setting.temperature": -1.0}, "config.setting.temperature is -1.0"),
     ({"backward.top_p": 0.0}, "config.backward.top_p is 0.0"),
     ({"backward.leak_share": -3.0}, "config.backward.leak_share is -3.0"),
+    ({"backward.leak_share": float("nan")}, "config.backward.leak_share is nan"),
+    ({"role_thinking.most_changed": float("nan")}, "config.role_thinking.most_changed is nan"),
     ({"backward.leak_run_zh": 0}, "config.backward.leak_run_zh is 0"),
     ({"role_thinking.most_changed": 1.5}, "config.role_thinking.most_changed is 1.5"),
   ],
