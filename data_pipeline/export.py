@@ -264,7 +264,7 @@ def main(argv: Sequence[str]) -> None:
   try:
     source = Source(_TRAJECTORIES.value, _SPLITS.value, _PAIRS.value)
     made = export(source, _OUT.value, _FORMATS.value, _KINDS.value, _OVERWRITE.value, about)
-  except (DataError, ConfigError) as error:
+  except (DataError, ConfigError, OSError) as error:
     sys.exit(f"export: {error}")
   for folder in made:
     print(folder)

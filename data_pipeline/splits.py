@@ -176,6 +176,8 @@ def split(
   by_book = [chosen[title] for title in titles]
   folder = pathlib.Path(out)
   folder.mkdir(parents=True, exist_ok=True)
+  if write_files:
+    _remove_others(folder, purposes)
   files = [{"role": "input", **dataclasses.asdict(facts)} for facts in scan.source.files]
   if write_files:
     written = _write(scan, by_book, list(purposes), folder)
@@ -288,6 +290,19 @@ def _counts(
   return counts
 
 
+def _remove_others(folder: pathlib.Path, purposes: Iterable[str]) -> None:
+  """Takes away files of purposes that there no longer are, if an earlier split has written them."""
+  try:
+    earlier = read_proof(folder)
+  except DataError:
+    return
+  for entry in earlier.row["files"]:
+    path = folder / f"{entry['role']}.jsonl"
+    gone = entry["role"] in set(PURPOSES) - set(purposes)
+    if gone and path.is_file() and proofs.sha256_of(path) == entry["sha256"]:
+      path.unlink()
+
+
 def _write(
   scan: _Scan, by_book: Sequence[str], purposes: Sequence[str], folder: pathlib.Path
 ) -> dict[str, FileFacts]:
@@ -393,7 +408,7 @@ def main(argv: Sequence[str]) -> None:
       write_files=_FILES.value,
       processes=_PROCESSES.value,
     )
-  except (DataError, ConfigError) as error:
+  except (DataError, ConfigError, OSError) as error:
     sys.exit(f"splits: {error}")
   print(f"{table(proof)}\n{proof.path}")
 

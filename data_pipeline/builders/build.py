@@ -137,7 +137,7 @@ def main(argv: Sequence[str]) -> None:
   try:
     source = Source(_TRAJECTORIES.value, _SPLITS.value, _PAIRS.value)
     made = build(source, _OUT.value, _KINDS.value, _OVERWRITE.value, about)
-  except (DataError, ConfigError) as error:
+  except (DataError, ConfigError, OSError) as error:
     sys.exit(f"build: {error}")
   found = card.counts(source)
   for kind, folder in made.items():

@@ -144,7 +144,7 @@ def main(argv: Sequence[str]) -> None:
         options=options,
       )
     convert(found, out, report)
-  except (DataError, ConfigError) as error:
+  except (DataError, ConfigError, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     if report.rejected or of_book:
       _write(report, counts if of_book else None, out)

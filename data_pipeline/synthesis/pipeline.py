@@ -21,6 +21,7 @@ import json
 import os
 import pathlib
 import shutil
+import time
 from typing import Any
 
 from absl import logging
@@ -41,6 +42,7 @@ TRAJECTORIES, TABLE, RETRY, SUMMARY = (
 )  # fmt: skip
 _RETRIES = "retries.json"
 _BLOCK_0 = 256
+_TELL_EVERY_S = 30.0
 
 Read = Callable[[], Iterable[Trajectory | DataError]]
 
@@ -162,6 +164,12 @@ class Pipeline:
     now = _manifest(folder)
     if now.get("complete") and now["fingerprint"] == told:
       return
+    if now.get("complete"):
+      changed = ", ".join(k for k in told if now["fingerprint"].get(k) != told[k])
+      logging.warning(
+        "%s was made with another %s: it and what follows are done again, with the answers that"
+        " the journal has", folder, changed,
+      )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     counts, used = Counter[str](), Counter[str]()
     (folder / stage_files.MANIFEST).unlink(missing_ok=True)
@@ -221,7 +229,7 @@ class Pipeline:
       files.restart()
       files.start(lines := self._lines(before))
     runner: Runner | None = None
-    whole = True
+    whole, told_at = True, time.monotonic()
     while block := list(itertools.islice(lines, self.block)):
       whole = len(block) == self.block
       if files.is_done(block):
@@ -230,6 +238,14 @@ class Pipeline:
       if runner is None:
         runner = Runner(self.client_of(stage), self.give_up_after)
       self._run_block(stage, files, block, runner, retries.units)
+      if time.monotonic() - told_at > _TELL_EVERY_S:
+        told_at, progress = time.monotonic(), files.progress
+        logging.info(
+          "%s: %d conversations so far; %s",
+          stage.folder,
+          progress.inputs,
+          dict(progress.counts),
+        )
     if whole:
       files.end_whole()
     files.finish()
@@ -325,6 +341,11 @@ class Pipeline:
           "kept": sum(kept.values()), "kept_by_cause": dict(sorted(kept.items())),
         }  # fmt: skip
     os.replace(self.workdir / f"{RETRY}.part", self.workdir / RETRY)
+    if failed_in_all := sum(row["failed"] for row in table.values()):
+      logging.info(
+        "%d units failed, listed in %s; --config.retry_failed asks for them anew",
+        failed_in_all, self.workdir / RETRY,
+      )  # fmt: skip
     for name, value in ((TABLE, table), (SUMMARY, summary)):
       text = json.dumps(value, ensure_ascii=False, indent=2)
       stage_files.write_atomically(self.workdir / name, text + "\n")

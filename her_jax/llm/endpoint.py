@@ -75,7 +75,7 @@ class Endpoint:
       "timeout": openai.Timeout(timeout_s, connect=connect),
     }  # fmt: skip
     self._timeout, self._attempts, self._first_wait = timeout_s, max_attempts, first_wait_s
-    self._secret = api_key
+    self._secret, self._base_url = api_key, base_url
     self._clients: dict[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = {}
 
   async def send(self, request: Request) -> Reply | Failure:
@@ -150,12 +150,13 @@ class Endpoint:
     except (TimeoutError, openai.APITimeoutError) as error:
       unsent = _is_or_comes_from(error, "ConnectTimeout")
       told = (
-        f"no {'connection' if unsent else 'answer'} in time; the limit is {self._timeout:g} s"
+        f"no {'connection' if unsent else 'answer'} in time of {self._base_url}; the limit is"
+        f" {self._timeout:g} s"
       )
       raise _Again(Failure("timeout", told, Usage() if unsent else unknown)) from None
     except openai.APIConnectionError as error:
       unsent = _is_or_comes_from(error, "ConnectError")
-      told = self._told(error.__cause__ or error)
+      told = f"{self._base_url}: {self._told(error.__cause__ or error)}"
       raise _Again(Failure("connection", told, Usage() if unsent else unknown)) from None
     except openai.APIStatusError as error:
       return self._refused(error)
@@ -176,12 +177,16 @@ class Endpoint:
     if status in (400, 403) and _MODERATION.search(told):
       return Failure("bad_request", f"content filter: {told}")
     if status == 402 or (status in (403, 429) and _NO_CREDIT.search(told)):
-      raise ConfigError(f"the endpoint has no credit left: {told}; what was paid for is kept")
+      raise ConfigError(
+        f"{self._base_url} has no credit left: {told}; what was paid for is kept"
+      )
     if status in (401, 403):
-      raise ConfigError(f"the endpoint refuses the key ({status}): {told}; see llm.api_key_env")
+      raise ConfigError(
+        f"{self._base_url} refuses the key ({status}): {told}; see llm.api_key_env"
+      )
     if status == 404:
       raise ConfigError(
-        f"the endpoint knows no such model or path: {told}; see llm.base_url and llm.model"
+        f"{self._base_url} knows no such model or path: {told}; see llm.base_url and llm.model"
       )
     retry_after = _retry_after(error.response.headers)
     if status == 429:

@@ -394,6 +394,16 @@ def test_purposes_are_read_or_refused(text):
     splits.parse_purposes(text)
 
 
+def test_files_of_purposes_that_are_no_more_go(corpus, written, tmp_path):
+  path, out = written(corpus(20)), tmp_path / "out"
+  splits.split([path], out, purposes=EVEN)
+  (out / "notes.jsonl").write_text("mine\n")
+  (out / "rl.jsonl").write_text("changed by hand\n")
+  splits.split([path], out, purposes={"sft": 3, "test": 1})
+  left = {p.name for p in out.iterdir()}
+  assert left == {"sft.jsonl", "test.jsonl", splits.PROOF, "notes.jsonl", "rl.jsonl"}
+
+
 def test_a_table_of_ids_is_a_dict():
   table, known = conversations.IdTable(), {}
   for i in range(5000):
@@ -421,6 +431,10 @@ def test_the_command(corpus, written, tmp_path):
   assert "books joined: none" in done.stdout
   made = splits.read_proof(tmp_path / "out")
   assert made.row["seed"] == 2 and set(made.row["purposes"]) == {"sft", "test"}
+  for place in ("/proc/none", "/etc/passwd"):
+    failed = run(f"--out={place}", "--purposes=sft=3,test=1")
+    assert failed.returncode == 1 and "Traceback" not in failed.stderr, failed.stderr
+    assert place in failed.stderr
   failed = run(f"--out={tmp_path / 'out'}", "--purposes=sft=3,train=1")
   assert failed.returncode == 1
   assert failed.stderr.strip().splitlines() == [
