@@ -26,7 +26,7 @@ from typing import Any
 from data_pipeline.sources import cards as card_scenes
 from data_pipeline.sources import coser, documents, her_dataset, sharegpt
 from data_pipeline.sources.report import Quarantine, Report, at
-from her_jax.roleplay import cards, formats, prompts, schema
+from her_jax.roleplay import cards, formats, jsonl, prompts, schema
 from her_jax.roleplay.rows import Row
 from her_jax.roleplay.schema import DataError, Trajectory
 
@@ -224,6 +224,7 @@ class _Reading:
         found = [dataclasses.replace(made, id=f"{stem}/{number}") for made in found]
       for made in found:
         schema.check_trajectory(made)
+        jsonl.refuse_odd_numbers(schema.to_dict(made))
         self._check_speakers(made)
       marks = [hashlib.blake2b(made.id.encode(), digest_size=8).digest() for made in found]
       for mark, made in zip(marks, found, strict=True):

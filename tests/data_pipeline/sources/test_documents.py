@@ -2,13 +2,14 @@
 
 import io
 import json
+import math
 import tracemalloc
 
 from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
-from data_pipeline.sources import documents, json_list
+from data_pipeline.sources import documents, json_list, reader
 from data_pipeline.sources import encoding as enc
 from her_jax.roleplay.schema import DataError
 
@@ -214,6 +215,21 @@ def test_parquet_rows_come_without_the_nulls_of_other_rows(tmp_path):
   assert [r.place.rpartition(": ")[2] for r in found] == ["row 1", "row 2"]
   # A table gives each row the names of all.
   assert [r.row for r in found] == rows
+
+
+def test_nan_in_a_table_is_a_null_and_infinity_is_refused_with_its_row(tmp_path):
+  import pyarrow as pa
+  import pyarrow.parquet as pq
+
+  talk = {"conversations": [{"from": "human", "value": "Hi."}, {"from": "gpt", "value": "Go."}]}
+  rows = [{**talk, "id": str(i), "n": n} for i, n in enumerate([1.5, math.nan, math.inf])]
+  path = tmp_path / "rows.parquet"
+  pq.write_table(pa.Table.from_pylist(rows), path)
+  found = reader.read(path, options=reader.Options(character="Una"))
+  assert next(found).extra["sharegpt"]["n"] == 1.5
+  assert "n" not in next(found).extra["sharegpt"]
+  with pytest.raises(DataError, match=r"rows.parquet: row 3: sharegpt\.n: NaN or Infinity"):
+    next(found)
 
 
 def test_a_broken_parquet_file_is_told_of(file):
