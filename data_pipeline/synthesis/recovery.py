@@ -10,6 +10,8 @@ import json
 import re
 from typing import Any
 
+from her_jax.roleplay import jsonl
+
 MOST_CHARACTERS = 2_000_000
 # Braces that begin no object, as in prose about {names}, are passed over so often.
 _MOST_STARTS = 12
@@ -139,9 +141,7 @@ def _end(text: str, start: int) -> tuple[int | None, list[int]]:
 
 def _load(text: str) -> Any:
   try:
-    value = json.loads(
-      text, strict=False, parse_constant=_no_constant, object_pairs_hook=_no_pairs_twice
-    )
+    value = json.loads(text, strict=False, **jsonl.STRICT)
     json.dumps(value, ensure_ascii=False).encode()
   except UnicodeEncodeError:
     raise Unrecoverable("malformed", "half of a surrogate pair") from None
@@ -152,14 +152,3 @@ def _load(text: str) -> Any:
   except ValueError as error:
     raise Unrecoverable("malformed", f"no JSON: {error}") from None
   return value
-
-
-def _no_constant(name: str) -> Any:
-  raise ValueError(f"{name} is no number of JSON")
-
-
-def _no_pairs_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  made = dict(pairs)
-  if len(made) < len(pairs):
-    raise ValueError("a field stands twice")
-  return made

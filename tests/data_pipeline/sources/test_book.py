@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.sources import book, book_prompts, book_replies
+from data_pipeline.sources import book, book_prompts
 from data_pipeline.sources.book_text import Book, make_book
 from her_jax.llm.client import Client, Failure, Reply, Request
 from her_jax.llm.scripted import Scripted
 from her_jax.roleplay import schema
-from her_jax.roleplay.schema import DataError
 from tests.teachers import book as teacher
 
 TEXT = """The Ferry
@@ -306,29 +305,6 @@ def test_failed_calls_are_counted_by_cause_with_their_ids():
   assert [one.extra["her"]["chapter"] for one in found] == ["CHAPTER II"]
   assert counts.failures == {("scenes", "timeout"): 1}
   assert counts.failed == ["The Ferry/scenes/0/0"]
-
-
-@pytest.mark.parametrize(
-  ("scenes", "told"),
-  [
-    ([{"first": 0, "last": 99}], "not within"),
-    ([{"first": 3, "last": 1}], "not within"),
-    ([{"first": "one", "last": 2}], "numbers of paragraphs"),
-    ([{"first": 0, "last": 1, "cut": "maybe"}], "'maybe' is not one of"),
-    ("none", "expected a list"),
-  ],
-)
-def test_scenes_out_of_form_are_told(scenes, told):
-  with pytest.raises(DataError, match=told):
-    book_replies.scenes(json.dumps({"scenes": scenes, "characters": []}), 0, 5)
-
-
-@pytest.mark.parametrize(
-  "wrapped", ["{}", "```json\n{}\n```", "Here it is:\n{}", "```\n{}\n```\nDone."]
-)
-def test_an_object_within_a_fence_or_after_a_sentence_is_read(wrapped):
-  inner = '{"profile": "Una."}'
-  assert book_replies.profile(wrapped.replace("{}", inner)) == "Una."
 
 
 def test_speakers_get_one_name_through_the_whole_book():
