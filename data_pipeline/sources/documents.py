@@ -56,7 +56,7 @@ def records(path: str | os.PathLike[str], encoding: str | None = None) -> Iterat
   if start.startswith(b"PAR1"):
     yield from hub_rows(str(path), "parquet")
     return
-  if start.startswith(b"ARROW1") or path.suffix == ".arrow":
+  if start.startswith(b"ARROW1") or path.suffix.casefold() == ".arrow":
     yield from hub_rows(str(path), "arrow")
     return
   if start.startswith((b"\x1f\x8b", b"PK\x03\x04")):

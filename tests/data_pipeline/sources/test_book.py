@@ -384,6 +384,19 @@ def test_a_book_goes_through_a_server_that_misbehaves_by_one_command(tmp_path):
     first = out.read_bytes()
     assert _convert(*arguments).returncode == 0
     assert out.read_bytes() == first and server.paid() == paid  # All from the journal.
+    # As a folder and in another encoding it is the same; both are told, and what was left out.
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    (shelf / "ferry.TXT").write_bytes(TEXT.encode("utf-16"))
+    (shelf / "ferry.epub").write_bytes(b"PK")
+    arguments[0] = f"--source={shelf}"
+    assert _convert(*arguments).returncode == 0
+    assert out.read_bytes() == first and server.paid() == paid
+    told = json.loads((tmp_path / "ferry.jsonl.report.json").read_text(encoding="utf-8"))
+    assert told["encodings"] == {str(shelf / "ferry.TXT"): "utf-16"}
+    assert [(count, kind[-10:]) for kind, count in told["skipped"].items()] == [
+      (1, "ferry.epub")
+    ]
 
 
 def test_teacher_answers_messages_as_objects_and_as_json():
