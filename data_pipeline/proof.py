@@ -18,9 +18,9 @@ from data_pipeline.conversations import (
   PURPOSES,
   Conversations,
   content_digest,
-  normal_title,
   same,
 )
+from data_pipeline.titles import normal_title
 from her_jax.roleplay.schema import DataError
 
 PROOF, CHECKSUMS = "splits_proof.json", "checksums.json"

@@ -18,11 +18,11 @@ from typing import Any
 
 from absl import logging
 
-from data_pipeline.conversations import normal_title
 from data_pipeline.sources import book, book_files
 from data_pipeline.sources.book_ask import Counts
 from data_pipeline.sources.book_find import Options
 from data_pipeline.synthesis import ask, stage_files
+from data_pipeline.titles import normal_title
 from her_jax.llm.client import Failure, Reply, Request
 from her_jax.llm.guarded import TRANSPORT, Completes, Guarded, Stopped
 from her_jax.roleplay import schema
