@@ -39,6 +39,8 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   # trajectories (JSON Lines, replies in any notation), a format of data_pipeline.sources, or book
   # (plain text, whose scenes the teacher finds first).
   config.format = "book" if arg == "book" else "trajectories"
+  # Of the source's text files, such as gb18030; empty: told by their bytes.
+  config.encoding = ""
   # Rows that can't be read are counted and put aside; else the first one ends the run.
   config.lenient = False
   # Conversations to take; 0: all.

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 
-from data_pipeline.conversations import hash_of, normal_title
+from data_pipeline.conversations import hash_of
+from data_pipeline.titles import normal_title
 from her_jax.roleplay.schema import DataError
 
 

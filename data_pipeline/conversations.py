@@ -18,7 +18,6 @@ import os
 import pathlib
 import re
 from typing import Any, BinaryIO, Generic, TypeVar
-import unicodedata
 
 from her_jax.roleplay import jsonl, schema
 from her_jax.roleplay.fields import NOTES
@@ -272,21 +271,6 @@ def line_at(file: BinaryIO, offset: int, length: int) -> dict[str, Any]:
   row = jsonl.parse_json(file.read(length))
   assert isinstance(row, dict)
   return row
-
-
-def normal_title(title: str) -> str:
-  """A book's title without what editions vary: case, signs, articles, remarks in brackets.
-
-  "The Low Light (Annotated)" and "low light, the" → "low light"
-  """
-  plain = unicodedata.normalize("NFKC", title).casefold().replace("&", " and ")
-  # Remarks with a number tell volumes apart.
-  plain = re.sub(r"[(\[【][^()\[\]【】\d]*[)\]】]", " ", plain)
-  plain = re.sub(r",\s*(the|an?)\s*$", "", plain.strip())
-  words = re.findall(r"[^\W_]+", plain.replace("'", "").replace("’", ""))
-  if len(words) > 1 and words[0] in ("the", "a", "an"):
-    words = words[1:]
-  return " ".join(words) or title.strip().casefold()
 
 
 def with_purpose(row: dict[str, Any], purpose: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from data_pipeline.builders import card
 from data_pipeline.builders.source import KINDS, Reader, Source
 from data_pipeline.proof import CHECKSUMS, PROOF, sha256_of
 from her_jax.errors import ConfigError
+from her_jax.roleplay import jsonl
 from her_jax.roleplay.schema import Character, DataError, PreferencePair, Trajectory, Turn
 
 FORMATS = ("parquet", "jsonl")
@@ -97,7 +98,7 @@ def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json(extra: Mapping[str, Any]) -> str:
-  return json.dumps(dict(extra), ensure_ascii=False) if extra else ""
+  return jsonl.written(extra) if extra else ""
 
 
 def rows(source: Source, kind: str, purpose: str) -> Iterator[dict[str, Any]]:
@@ -181,7 +182,7 @@ def _write_jsonl(path: pathlib.Path, kind: str, made: Iterator[dict[str, Any]]) 
   del kind
   with path.open("w", encoding="utf-8") as file:
     for row in made:
-      file.write(json.dumps(row, ensure_ascii=False) + "\n")
+      file.write(jsonl.written(row) + "\n")
 
 
 _WRITERS: Mapping[str, Callable[[pathlib.Path, str, Iterator[dict[str, Any]]], None]] = {

@@ -18,7 +18,8 @@ from typing import Any
 from data_pipeline import page, splits
 from data_pipeline.builders import build, card
 from data_pipeline.builders.source import Source
-from data_pipeline.conversations import Conversations, normal_title, same
+from data_pipeline.conversations import Conversations, same
+from data_pipeline.titles import normal_title
 from her_jax.errors import ConfigError
 
 _PART = "finish.part"

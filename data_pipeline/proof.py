@@ -17,9 +17,9 @@ from data_pipeline.conversations import (
   PURPOSES,
   Conversations,
   content_digest,
-  normal_title,
   same,
 )
+from data_pipeline.titles import normal_title
 from her_jax.roleplay.fields import NOTES
 from her_jax.roleplay.schema import DataError
 
@@ -113,7 +113,9 @@ def read_proof(path: str | os.PathLike[str]) -> Proof:
 
   try:
     row = json.loads(path.read_text("utf-8"), object_pairs_hook=once)
-  except (json.JSONDecodeError, UnicodeDecodeError) as error:
+  except DataError:
+    raise
+  except (ValueError, RecursionError) as error:
     raise DataError(f"{path}: not readable as JSON ({error}); {_MEND}") from None
   if not isinstance(row, dict) or row.get("format") != FORMAT:
     raise DataError(f"{path}: not a proof of format {FORMAT}; {_MEND}")
@@ -267,7 +269,7 @@ def check_sums(folder: pathlib.Path, proof: Proof) -> None:
   try:
     sums = json.loads((folder / CHECKSUMS).read_text("utf-8"))
     seal, files = sums["proof"], sums["files"].items()
-  except (ValueError, KeyError, TypeError, AttributeError):
+  except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
     raise DataError(f"{folder / CHECKSUMS}: not a list of checksums; {mend}") from None
   if seal != proof.seal:
     raise DataError(f"{folder}: was built by another proof than {proof.path}; {mend}")

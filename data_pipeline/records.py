@@ -114,13 +114,19 @@ def splits_of(out: str | os.PathLike[str], kind: str) -> dict[str, int]:
   """How many records of a kind each split has.
 
   Raises:
-    DataError: there is no such data set.
+    DataError: there is no such data set, or what describes it is damaged.
   """
   folder = folder_of(out, kind)
   if folder is None:
     raise DataError(f"{pathlib.Path(out) / f'her_{kind}'}: no such data set; {_MEND}")
-  info = json.loads((folder / "dataset_info.json").read_text("utf-8"))
-  return {s["name"]: sum(map(int, s["shardLengths"])) for s in info.get("splits", [])}
+  path = folder / "dataset_info.json"
+  try:
+    info = json.loads(path.read_text("utf-8"))
+    return {str(s["name"]): sum(map(int, s["shardLengths"])) for s in info.get("splits", [])}
+  except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    raise DataError(
+      f"{path}: no description of a data set ({type(error).__name__}: {str(error)[:100]}); {_MEND}"
+    ) from None
 
 
 def _plain(value: Any) -> Any:

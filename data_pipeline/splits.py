@@ -37,11 +37,11 @@ from data_pipeline.conversations import (
   IdTable,
   content_digest,
   line_at,
-  normal_title,
   with_purpose,
 )
 from data_pipeline.near_duplicates import Match, Settings
 from data_pipeline.proof import PROOF, Proof, read_proof, require_proof, verify
+from data_pipeline.titles import normal_title
 from her_jax.errors import ConfigError
 from her_jax.roleplay.schema import DataError, Trajectory
 

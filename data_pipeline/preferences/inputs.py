@@ -154,7 +154,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[TextIO]:
 def write_row(file: TextIO, row: Any) -> None:
   """Writes a JSON object, or a dataclass of `schema`, as one line."""
   row = schema.to_dict(row) if dataclasses.is_dataclass(row) else row
-  file.write(json.dumps(row, ensure_ascii=False) + "\n")
+  file.write(jsonl.written(row) + "\n")
 
 
 def write_report(path: str | os.PathLike[str], report: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import re
 
-from data_pipeline.quality import flags
+from data_pipeline.quality import flags, letters
 from her_jax.roleplay import grammar
 from her_jax.roleplay.schema import Character, Trajectory, Turn
 from her_jax.roleplay.tags import ACTION, SPEECH
@@ -30,22 +30,24 @@ WALL = "\0"
 
 
 def words_of(text: str, place: int = 0) -> list[Word]:
-  """The words of a text, with their places from `place` on.
+  """The words of a text as they are compared (see `letters`), with their places from `place` on.
 
   Example:
     words_of("Don’t, 佘满") == [(0, 5, "don't"), (7, 8, "佘"), (8, 9, "满")]
   """
-  lower = text.lower()
-  if len(lower) != len(text):  # A few signs, as İ, are two in lower case: then word by word.
-    found = ((m.start(), m.end(), m[0].lower()) for m in _WORD.finditer(text))
-    return [(place + start, place + end, word) for start, end, word in found]
+  plain, at = letters.folded(text)
   return [
-    (place + m.start(), place + m.end(), m[0]) for m in _WORD.finditer(lower.replace("’", "'"))
+    (place + at[m.start()], place + at[m.end() - 1] + 1, m[0]) for m in _WORD.finditer(plain)
   ]
 
 
 def plain_words(text: str) -> list[str]:
   """The words alone."""
+  return _WORD.findall(letters.folded(text)[0])
+
+
+def words_as_written(text: str) -> list[str]:
+  """The words in lower case, in which a look-alike is another letter."""
   return _WORD.findall(text.lower().replace("’", "'"))
 
 

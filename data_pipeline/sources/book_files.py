@@ -1,6 +1,7 @@
 """Plain books as files: a text, a folder of texts, or JSON rows with the text in `content`.
 
-Texts of one title and author are volumes of one book, in the order of the files.
+Of a folder all texts and rows are read, those of its subfolders too. Texts of one title and author
+are volumes of one book, in the order of the files.
 """
 
 from collections.abc import Iterable
@@ -8,17 +9,34 @@ import dataclasses
 import os
 import pathlib
 
-from data_pipeline.sources import book_text, documents
+from data_pipeline.sources import book_text, documents, folders
+from data_pipeline.sources import encoding as enc
 from her_jax.roleplay.schema import DataError
+
+_ROWS = (".json", ".jsonl", ".ndjson")
+ENDINGS = (".txt", ".text", ".md", *_ROWS)
 
 
 def files_of(source: str | os.PathLike[str]) -> list[pathlib.Path]:
   """Raises DataError where there is none."""
   path = pathlib.Path(source)
-  files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+  files = folders.parted(path, ENDINGS)[0] if path.is_dir() else [path]
   if not files or not all(file.is_file() for file in files):
-    raise DataError(f"{path}: no such file, or a folder without .txt")
+    raise DataError(f"{path}: no such file, or a folder without {', '.join(ENDINGS)}")
   return files
+
+
+def left_of(source: str | os.PathLike[str]) -> tuple[int, str]:
+  """How many files of a folder are not read, and a line that names the first of them."""
+  path = pathlib.Path(source)
+  left = folders.parted(path, ENDINGS)[1] if path.is_dir() else []
+  return len(left), folders.told(left, ENDINGS) if left else ""
+
+
+def encodings_of(source: str | os.PathLike[str]) -> dict[str, str]:
+  """The encodings of those files that are not UTF-8, as their bytes tell them."""
+  found = {str(file): enc.detect(file) for file in files_of(source)}
+  return {file: name for file, name in found.items() if name not in ("utf-8", "utf-8-sig")}
 
 
 def read_books(
@@ -34,7 +52,7 @@ def read_books(
   """
   found: list[tuple[str, book_text.Book]] = []  # each with its place
   for file in files_of(source):
-    if file.suffix not in (".json", ".jsonl"):
+    if file.suffix.casefold() not in _ROWS:
       found.append((str(file), book_text.read_book(file, encoding, title)))
       continue
     for record in documents.records(file, encoding or None):

@@ -6,10 +6,11 @@ import json
 import re
 from typing import Any
 
-from her_jax.roleplay import rows
+from her_jax.roleplay import jsonl, rows
 from her_jax.roleplay.schema import DataError
 
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.DOTALL | re.IGNORECASE)
+_MANY = "holds more than one JSON object"
 _CUTS = {"": (False, False), "start": (True, False), "end": (False, True), "both": (True, True)}
 
 
@@ -54,26 +55,38 @@ class Dialogue:
 def json_of(text: str) -> Mapping[str, Any]:
   """The one JSON object of an answer, also within a fence or after a sentence.
 
-  Nothing is mended: an answer that is cut or broken is asked for again.
+  Nothing is mended or chosen between: an answer that is cut, broken or double is asked for again.
 
   Raises:
     DataError: there is none, or more than one.
   """
-  fenced = _FENCED.search(text)
-  inner = (fenced[1] if fenced else text).strip()
+  fenced = [match for match in _FENCED.finditer(text) if "{" in match[1]]
+  if len(fenced) > 1:
+    raise DataError(_MANY)
+  inner = (fenced[0][1] if fenced else text).strip()
   start = inner.find("{")
   if start < 0:
     raise DataError("holds no JSON object")
   try:
-    value, end = json.JSONDecoder().raw_decode(inner, start)
+    value, end = json.JSONDecoder(**jsonl.STRICT).raw_decode(inner, start)
     json.dumps(value, ensure_ascii=False).encode()
   except json.JSONDecodeError as error:
     raise DataError(f"not valid JSON ({error.msg} at character {error.pos})") from None
-  except (RecursionError, ValueError) as error:
-    raise DataError(f"not usable JSON ({type(error).__name__})") from None
-  if "{" in inner[end:]:
-    raise DataError("holds more than one JSON object")
+  except UnicodeEncodeError:
+    raise DataError("not usable JSON (half of a surrogate pair)") from None
+  except RecursionError:
+    raise DataError("not usable JSON (nested too deeply)") from None
+  except ValueError as error:
+    raise DataError(f"not usable JSON ({error})") from None
+  around = [text[: fenced[0].start()], text[fenced[0].end() :]] if fenced else []
+  if "{" in inner[end:] or any(map(_holds_object, around)):
+    raise DataError(_MANY)
   return rows.object_of(value, "answer")
+
+
+def _holds_object(text: str) -> bool:
+  """Whether there is an object with a field in it; prose about {names} has none."""
+  return bool(re.search(r'\{\s*"', text))
 
 
 def scenes(text: str, first: int, last: int) -> tuple[list[Person], list[Stretch]]:
@@ -86,7 +99,7 @@ def scenes(text: str, first: int, last: int) -> tuple[list[Person], list[Stretch
   found = []
   for i, entry in enumerate(_objects(row, "scenes")):
     a, b = entry.get("first"), entry.get("last")
-    if not isinstance(a, int) or not isinstance(b, int):
+    if type(a) is not int or type(b) is not int:  # true is an int too.
       raise DataError(f"scenes[{i}]: first and last must be numbers of paragraphs")
     if not first <= a <= b <= last:
       raise DataError(f"scenes[{i}]: {a} to {b} is not within {first} to {last}, in order")

@@ -81,13 +81,18 @@ def _counted(found: Iterator[Trajectory], report: Report) -> Iterator[Trajectory
     yield made
 
 
-def _from_books(counts: book.Counts) -> Iterator[Trajectory]:
+def _from_books(counts: book.Counts, report: Report) -> Iterator[Trajectory]:
   from her_jax.llm.endpoint import Endpoint
   from her_jax.llm.journal import Journal
 
   if not (_ENDPOINT.value and _MODEL.value):
     raise ConfigError("a plain book is read by a model: pass --endpoint and --model")
   books = book_files.read_books(_SOURCE.value, _ENCODING.value, _TITLE.value)
+  if not _ENCODING.value:
+    report.encodings |= book_files.encodings_of(_SOURCE.value)
+  number, told = book_files.left_of(_SOURCE.value)
+  if number:
+    report.skipped[told] += number
   journal = Journal(_JOURNAL.value) if _JOURNAL.value else None
   client = Client(
     Endpoint(_MODEL.value, _ENDPOINT.value, os.environ.get(_KEY.value, "")),
@@ -132,7 +137,7 @@ def main(argv: Sequence[str]) -> None:
     if out.resolve().parent.is_relative_to(pathlib.Path(_SOURCE.value).resolve()):
       raise ConfigError(f"{out}: within the source, which reads all its files; choose another")
     if of_book:
-      found = _counted(_from_books(counts), report)
+      found = _counted(_from_books(counts, report), report)
     else:
       options = _options()
       found = reader.read(

@@ -55,7 +55,7 @@ def records(path: str | os.PathLike[str], encoding: str | None = None) -> Iterat
   if start.startswith(b"PAR1"):
     yield from hub_rows(str(path), "parquet")
     return
-  if start.startswith(b"ARROW1") or path.suffix == ".arrow":
+  if start.startswith(b"ARROW1") or path.suffix.casefold() == ".arrow":
     yield from hub_rows(str(path), "arrow")
     return
   if start.startswith((b"\x1f\x8b", b"PK\x03\x04")):
@@ -225,13 +225,13 @@ def hub_rows(
 
 
 def without_nulls(value: Any) -> Any:
-  """A row without the fields that are null.
+  """A row without the fields that are null, or NaN, which many tables write for it.
 
   Tables give every row all the fields of all rows: objects by name hold a null for each name
   of the other rows.
   """
   if isinstance(value, Mapping):
-    return {name: without_nulls(entry) for name, entry in value.items() if entry is not None}
+    return {name: without_nulls(v) for name, v in value.items() if v is not None and v == v}
   if isinstance(value, list):
     return [without_nulls(entry) for entry in value]
   return value

@@ -2,7 +2,9 @@
 
 A byte order mark decides. Without one a file is UTF-8 unless it cannot be; then GB18030 and
 cp1252 are told apart by how their bytes stand: Chinese signs in pairs of high bytes, Western
-quotes and accents alone between ASCII letters. What fits neither is left to the user.
+quotes and accents alone between ASCII letters. Korean, Japanese, Russian and others stand in
+pairs or long rows too, so that what is to be Chinese must also read as Chinese. What fits
+neither is left to the user.
 """
 
 import codecs
@@ -29,7 +31,19 @@ _WESTERN = frozenset(
   "àáâäåæçèéêëìíîïñòóôöøœùúûüýÿšžßðþãõÀÁÄÅÆÇÈÉÊËÍÎÏÑÒÓÔÖØŒÙÚÛÜŠŽ"
   "‘’“”‚„‹›«»–—…•°£€§©®™½¼¾×·¿¡ºª±´†\u00a0\u00ad"
 )
-HINT = "pass the right one, such as --encoding=gb18030, cp1252 or utf-16"
+# Of running Chinese text, modern or classical, these are a quarter and more; of the signs that
+# other encodings come out as, a few in a hundred.
+_COMMON = frozenset(
+  "的一是不了在人有我他这這来來到大上说說们們你中地着著就那和道也要子出时時得去过過自下可么麼会會"
+  "天心然之后後小没沒看里裡好起都把只为為她多事想能家对對什还還给給个個吧呢吗嗎老回又请請让讓"
+  "以而其者与與于於曰则則乃矣无無何此所"
+)
+_LEAST_COMMON = 0.12
+_MOST_KANA = 0.05
+HINT = (
+  "pass the right one, such as --encoding=gb18030, cp1252, euc-kr or utf-16 (of a run's config"
+  " --config.encoding=gb18030)"
+)
 
 
 def detect(path: str | os.PathLike[str]) -> str:
@@ -53,9 +67,12 @@ def detect(path: str | os.PathLike[str]) -> str:
         try:
           text = decoder.decode(block)
         except UnicodeDecodeError as error:
-          rest = error.object[error.start :] + file.read(_BLOCK)
+          whole = error.object + file.read(_BLOCK)
+          # A sign or two of GB18030 may by chance be one of UTF-8.
+          if not beyond_ascii and _guess(whole) == "gb18030":
+            return "gb18030"
           beyond_ascii |= not error.object[: error.start].isascii()
-          return "utf-8" if beyond_ascii else _guess(rest) or "utf-8"
+          return "utf-8" if beyond_ascii else _guess(whole) or "utf-8"
         beyond_ascii |= not text.isascii()
         block = file.read(_BLOCK)
   except OSError as error:
@@ -82,8 +99,8 @@ def _guess(sample: bytes) -> str | None:
   """GB18030 or cp1252, if the bytes beyond ASCII leave no doubt."""
   high = len(re.findall(rb"[\x80-\xff]", sample))
   paired = 2 * len(_COMMON_PAIR.findall(sample))
-  if paired > 0.9 * high and _decodes(sample, "gb18030"):
-    return "gb18030"
+  if paired > 0.9 * high:
+    return "gb18030" if _is_chinese(sample) else None
   if len(_ALONE.findall(sample)) > 0.5 * high:
     try:
       text = sample.decode("cp1252")
@@ -94,16 +111,20 @@ def _guess(sample: bytes) -> str | None:
   return None
 
 
-def _decodes(sample: bytes, name: str) -> bool:
+def _is_chinese(sample: bytes) -> bool:
+  """Whether bytes are GB18030, and what they spell is Chinese."""
   try:
     # The sample may end within a sign.
-    codecs.getincrementaldecoder(name)().decode(sample)
+    text = codecs.getincrementaldecoder("gb18030")().decode(sample)
   except UnicodeDecodeError:
     return False
-  return True
+  han = re.findall(r"[\u3400-\u9fff]", text)
+  kana = len(re.findall(r"[\u3041-\u30fa]", text))
+  common = sum(sign in _COMMON for sign in han)
+  return bool(han) and common >= _LEAST_COMMON * len(han) and kana <= _MOST_KANA * len(han)
 
 
-def known(name: str) -> str:
+def known(name: str, field: str = "encoding") -> str:
   """An encoding's name as Python knows it.
 
   Raises:
@@ -113,7 +134,7 @@ def known(name: str) -> str:
     found = codecs.lookup(name)
     "".encode(name)  # Some codecs turn bytes into bytes.
   except (LookupError, TypeError, ValueError):
-    raise DataError(f"encoding: {name!r} is unknown; {HINT}") from None
+    raise DataError(f"{field}: {name!r} is unknown; {HINT}") from None
   return found.name
 
 

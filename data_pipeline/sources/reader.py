@@ -24,9 +24,9 @@ import pathlib
 from typing import Any
 
 from data_pipeline.sources import cards as card_scenes
-from data_pipeline.sources import coser, documents, her_dataset, sharegpt
+from data_pipeline.sources import coser, documents, folders, her_dataset, sharegpt
 from data_pipeline.sources.report import Quarantine, Report, at
-from her_jax.roleplay import cards, formats, prompts, schema
+from her_jax.roleplay import cards, formats, jsonl, prompts, schema
 from her_jax.roleplay.rows import Row
 from her_jax.roleplay.schema import DataError, Trajectory
 
@@ -132,7 +132,7 @@ class _Reading:
       elif self._is_card(file):
         yield documents.Record(str(file), file)
       else:
-        if not self._options.encoding and file.suffix not in (".parquet", ".arrow"):
+        if not self._options.encoding and file.suffix.casefold() not in (".parquet", ".arrow"):
           self._note_encoding(file)
         try:
           yield from documents.records(file, self._options.encoding or None)
@@ -158,7 +158,9 @@ class _Reading:
       return [str(source)]
     if self._options.config or any((source / name).is_file() for name in saved[:2]):
       return [str(source)]
-    found = sorted(p for p in source.rglob("*") if p.suffix in _ENDINGS and p.is_file())
+    found, left = folders.parted(source, _ENDINGS)
+    if left:
+      self._report.skipped[folders.told(left, _ENDINGS)] += len(left)
     if not found:
       raise DataError(f"{source}: no file that ends in {', '.join(sorted(_ENDINGS))}")
     return list(found)
@@ -224,6 +226,7 @@ class _Reading:
         found = [dataclasses.replace(made, id=f"{stem}/{number}") for made in found]
       for made in found:
         schema.check_trajectory(made)
+        jsonl.refuse_odd_numbers(schema.to_dict(made))
         self._check_speakers(made)
       marks = [hashlib.blake2b(made.id.encode(), digest_size=8).digest() for made in found]
       for mark, made in zip(marks, found, strict=True):

@@ -19,7 +19,7 @@ def words(text: str) -> list[str]:
   Example:
     words("Don’t go, 佘满仓!") == ["don't", "go", "佘", "满", "仓"]
   """
-  return view.plain_words(unicodedata.normalize("NFKC", text).casefold())
+  return view.words_as_written(unicodedata.normalize("NFKC", text).casefold())
 
 
 # Who does it: a movement that is told in the speech loses this where it becomes an action.
@@ -102,7 +102,7 @@ def overlap(plan: str, reply: str, known: str, language: str) -> Overlap:
   Args:
     known: the scene up to there: what stands in it is nothing given away.
   """
-  mine, theirs, before = words(plan), words(reply), words(known)
+  mine, theirs, before = map(view.plain_words, (plan, reply, known))
   size = leaks.SHORT[language]
   new = view.runs(theirs, size) - view.runs(before, size)
   shared = new & view.runs(mine, size)

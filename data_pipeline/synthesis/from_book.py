@@ -18,11 +18,11 @@ from typing import Any
 
 from absl import logging
 
-from data_pipeline.conversations import normal_title
 from data_pipeline.sources import book, book_files
 from data_pipeline.sources.book_ask import Counts
 from data_pipeline.sources.book_find import Options
 from data_pipeline.synthesis import ask, stage_files
+from data_pipeline.titles import normal_title
 from her_jax.llm.client import Failure, Reply, Request
 from her_jax.llm.guarded import TRANSPORT, Completes, Guarded, Stopped
 from her_jax.roleplay import schema
@@ -39,6 +39,7 @@ def find_scenes(
   options: Options = Options(),  # noqa: B008
   give_up_after: int = 20,
   again: bool = False,
+  encoding: str = "",
 ) -> pathlib.Path:
   """The file of a book's scenes, made unless it is there.
 
@@ -49,13 +50,15 @@ def find_scenes(
     source: a text, a folder of texts, or JSON rows; see `book_files`.
     client: called only if there is something to ask.
     again: whether to ask anew what gave nothing.
+    encoding: of the text; by default told by its bytes.
 
   Raises:
     DataError: the source is no book, or no scene is left of it.
     Stopped: the budget is spent or the endpoint down; the same command goes on.
   """
   folder = workdir / FOLDER
-  told = json.loads(json.dumps({"source": _identity(source), **dataclasses.asdict(options)}))
+  settings = {"source": _identity(source), **dataclasses.asdict(options)}
+  told = json.loads(json.dumps(settings | ({"encoding": encoding} if encoding else {})))
   report, rounds = _read(folder / REPORT), _Rounds(**_read(folder / _AGAIN))
   if (report.get("settings"), report.get("round")) == (told, rounds.number):
     if not again or rounds.under_way or not report["failed"]:
@@ -67,7 +70,7 @@ def find_scenes(
   asked = _Again(Guarded(client(), give_up_after), rounds.calls)
   kept = [
     scene
-    for one in book_files.read_books(source)
+    for one in book_files.read_books(source, encoding)
     for scene in book.from_book(one, asked, counts, options)
   ]
   if down := sorted({cause for _, cause in counts.failures if cause in TRANSPORT}):
@@ -80,6 +83,13 @@ def find_scenes(
   schema.write_jsonl(part, kept)
   os.replace(part, folder / SCENES)
   row = {"settings": told, "round": rounds.number, **_told(kept), **counts.as_dict()}
+  if not encoding and (read_as := book_files.encodings_of(source)):
+    row["encodings"] = read_as
+    logging.info("book: read as %s", read_as)
+  number, left = book_files.left_of(source)
+  if number:
+    row["files_left_out"] = {"count": number, "first": left}
+    logging.warning("book: %d x %s", number, left)
   text = json.dumps(row, ensure_ascii=False, indent=2)
   stage_files.write_atomically(folder / REPORT, text + "\n")
   logging.info(
@@ -102,13 +112,13 @@ def end_round(workdir: pathlib.Path) -> None:
     dataclasses.replace(rounds, under_way=False).save(folder)
 
 
-def count_books(source: str | os.PathLike[str]) -> int:
+def count_books(source: str | os.PathLike[str], encoding: str = "") -> int:
   """How many books of a source splits can tell apart.
 
   Raises:
     DataError: it is no book.
   """
-  return len({normal_title(one.title) for one in book_files.read_books(source)})
+  return len({normal_title(one.title) for one in book_files.read_books(source, encoding)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +168,8 @@ def _identity(source: str | os.PathLike[str]) -> str:
   """A hash of all that the source holds."""
   digest = hashlib.sha256()
   for file in book_files.files_of(source):
-    digest.update(f"{file.name}\0".encode())
+    name = file.relative_to(source).as_posix() if os.path.isdir(source) else file.name
+    digest.update(f"{name}\0".encode())
     with file.open("rb") as f:
       digest.update(hashlib.file_digest(f, "sha256").digest())
   return digest.hexdigest()

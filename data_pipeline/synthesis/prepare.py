@@ -129,7 +129,7 @@ def _read(turn: Turn, notation: str) -> tuple[str, str]:
     parsed = notations.from_asterisks(_nameless(text, turn.speaker))
   else:
     text = grammar.repair(text, turn.speaker)
-    if notation == "auto" and any(sign in text for sign in "[]()"):
+    if notation == "auto" and any(sign in text for sign in notations.BRACKETS):
       parsed = notations.from_either(text, turn.speaker)
     else:
       parsed = grammar.parse(text, turn.speaker)

@@ -141,9 +141,7 @@ def _end(text: str, start: int) -> tuple[int | None, list[int]]:
 
 def _load(text: str) -> Any:
   try:
-    value = json.loads(
-      text, strict=False, parse_constant=_no_constant, object_pairs_hook=_no_pairs_twice
-    )
+    value = json.loads(text, strict=False, **jsonl.STRICT)
     json.dumps(value, ensure_ascii=False).encode()
     jsonl.refuse_nul(value)
   except UnicodeEncodeError:
@@ -155,14 +153,3 @@ def _load(text: str) -> Any:
   except ValueError as error:
     raise Unrecoverable("malformed", f"no JSON: {error}") from None
   return value
-
-
-def _no_constant(name: str) -> Any:
-  raise ValueError(f"{name} is no number of JSON")
-
-
-def _no_pairs_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  made = dict(pairs)
-  if len(made) < len(pairs):
-    raise ValueError("a field stands twice")
-  return made

@@ -16,7 +16,7 @@ from typing import Any
 
 from data_pipeline.synthesis.ask import Fault
 from her_jax.errors import ConfigError
-from her_jax.roleplay import schema
+from her_jax.roleplay import jsonl, schema
 from her_jax.roleplay.schema import Trajectory
 
 CONVERSATIONS, FAILURES, MANIFEST = "conversations.jsonl", "failures.jsonl", "stage.json"
@@ -231,7 +231,7 @@ def _append(path: pathlib.Path, rows: Iterable[Mapping[str, Any]]) -> int:
   """Writes rows behind a file's end and onto the disk; returns its size in bytes."""
   with path.open("ab") as f:
     for row in rows:
-      f.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+      f.write(jsonl.written(row).encode() + b"\n")
     f.flush()
     os.fsync(f.fileno())
     return f.tell()

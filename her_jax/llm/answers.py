@@ -52,7 +52,7 @@ def parse(body: bytes) -> Reply:
   if wrong := row.get("error"):
     code = wrong.get("code") if isinstance(wrong, dict) else None
     told = f"an error in place of an answer: {_line(wrong)}"
-    raise NoAnswer(told, usage, usage.told, code if isinstance(code, int) else 0)
+    raise NoAnswer(told, usage, usage.told, code if type(code) is int else 0)
   choices = row.get("choices")
   choice = choices[0] if isinstance(choices, list) and choices else None
   message = choice.get("message") if isinstance(choice, dict) else None
@@ -95,10 +95,12 @@ def _finish(value: Any) -> str:
 
 
 def _usage(row: Any) -> Usage:
-  """Both counts, or unknown: half of them would be a number that is too low."""
+  """Both counts, or unknown: half of them, or what can be no count, would be a wrong number."""
   told = row if isinstance(row, dict) else {}
   read, written = told.get("prompt_tokens"), told.get("completion_tokens")
-  if type(read) is not int or type(written) is not int or min(read, written) < 0:
+  if type(read) is not int or type(written) is not int:
+    return Usage(unknown=1)
+  if not 0 <= min(read, written) <= max(read, written) <= Usage.MOST:
     return Usage(unknown=1)
   return Usage(read, written)
 

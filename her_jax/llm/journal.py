@@ -180,6 +180,8 @@ def _row(path: str | os.PathLike[str], number: int, line: bytes) -> dict[str, An
       usage = Usage(**row[row["kind"]]["usage"])
       if not all(type(count) is int for count in dataclasses.astuple(usage)):
         raise ValueError("usage is no numbers")
+      if not all(0 <= count <= Usage.MOST for count in dataclasses.astuple(usage)):
+        raise ValueError("usage can be no number of tokens")
     if row["kind"] == "reply":
       _reply(row["reply"])
   except (ValueError, KeyError, TypeError, RecursionError) as error:

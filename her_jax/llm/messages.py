@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from typing import ClassVar
 
 from her_jax.errors import ConfigError
 
@@ -71,6 +72,9 @@ class Usage:
   `unknown` is the number of attempts whose tokens the other side did not tell: those whose
   answer was lost on its way, and which may have been paid for, too.
   """
+
+  # No answer is for so many: a larger number is a fault, and one of 400 digits is no float.
+  MOST: ClassVar[int] = 10**12
 
   prompt_tokens: int = 0
   completion_tokens: int = 0

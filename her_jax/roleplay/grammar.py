@@ -36,6 +36,7 @@ VIEWS = {
   "trainer": (PLAN, THINKING, *_HEARD),
 }
 _LETTERS = {THINKING: "T", ACTION: "A", SPEECH: "S"}
+_NEVER = -1  # The closing tag of a layer that goes on to the end of what it stands in.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +203,7 @@ def is_valid_turn(text: str, speaker: str, others: Iterable[str] = ()) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Open:
-  """A layer that is open; `closed_by` is the index of its closing tag, if it has one.
+  """A layer that is open; `closed_by` is the index of its closing tag, if it has one, or _NEVER.
 
   `here` is the most hidden layer that is open there, and the number of the tag that opened it.
   """
@@ -225,8 +226,8 @@ class _Walk:
     self._stack: list[_Open] = []
     self._last: tuple[str, int | None] | None = None
     found = [tag for tag in tags.scan(text) if self._counts(tag)]
-    layers = _layers(found, text)
-    partners = _pair(found, layers)
+    layers = tags.layers_in(found, text)
+    partners = tags.pair(found, layers)
     done = 0
     for i, (tag, layer) in enumerate(zip(found, layers, strict=True)):
       if tag.fault:
@@ -234,7 +235,7 @@ class _Walk:
       orphan = tag.closing and partners[i] is None and layer != SPEECH
       self._write(text[done : tag.start], done, layer if orphan else None)
       done = tag.end
-      self._end_unclosed(tag)
+      self._end_unclosed(tag, layer)
       if orphan:
         self.problems.append(f"</{tag.name}> closes nothing")
         self.malformed = True
@@ -290,10 +291,19 @@ class _Walk:
       self.problems.append(f"<{self._stack[at].name}> is closed by </{tag.name}>")
     del self._stack[at:]
 
-  def _end_unclosed(self, tag: tags.Tag) -> None:
-    """A layer that is never closed ends where the next tag stands."""
+  def _end_unclosed(self, tag: tags.Tag, layer: str) -> None:
+    """A layer that is never closed ends where the next tag stands.
+
+    A hidden one does not where that tag opens the same layer again: which of the two the one
+    closing tag belongs to can't be known, and what follows it may still be hidden.
+    """
     while self._stack and self._stack[-1].closed_by is None:
-      open_ = self._stack.pop()
+      open_ = self._stack[-1]
+      again = not tag.closing and not tag.empty and layer == open_.layer
+      if again and layer in (PLAN, THINKING):
+        self._stack[-1] = dataclasses.replace(open_, closed_by=_NEVER)
+        return
+      self._stack.pop()
       what = f"</{tag.name}>" if tag.closing else f"<{tag.name}>"
       self.problems.append(f"<{open_.name}> is not closed before {what}")
 
@@ -303,43 +313,6 @@ class _Walk:
     if first and first.kind == PLAN and not first.text.strip() and self.problems:
       if self.problems[0] == "legacy tag <think>":
         del self.segments[0]
-
-
-def _layers(found: Sequence[tags.Tag], text: str) -> list[str]:
-  """The tags' layers; Qwen's think block in front of everything is the plan."""
-  begin = len(text) - len(text.lstrip())
-  layers = []
-  for i, tag in enumerate(found):
-    layer = tag.layer or SPEECH
-    if layer == tags.THINK:
-      # Of its end, only a block in front of everything can have been left open by a template.
-      first = i == 0 if tag.closing else tag.start <= begin
-      layer = PLAN if first else THINKING
-    layers.append(layer)
-  return layers
-
-
-def _pair(found: Sequence[tags.Tag], layers: Sequence[str]) -> list[int | None]:
-  """For each tag the index of the one that it belongs to, or None.
-
-  A closing tag belongs to the innermost open one of its layer; where there is none, it closes
-  whatever is innermost. What was opened in between is never closed.
-  """
-  partners: list[int | None] = [None] * len(found)
-  stack: list[int] = []
-  for i, (tag, layer) in enumerate(zip(found, layers, strict=True)):
-    if tag.empty:
-      continue
-    if not tag.closing:
-      stack.append(i)
-      continue
-    same = next((k for k in reversed(range(len(stack))) if layers[stack[k]] == layer), None)
-    if same is None and (not stack or layer == SPEECH):
-      continue
-    at = len(stack) - 1 if same is None else same
-    partners[i], partners[stack[at]] = stack[at], i
-    del stack[at:]
-  return partners
 
 
 def _cut(segments: Sequence[Segment], shown: Sequence[str]) -> tuple[Segment, ...]:

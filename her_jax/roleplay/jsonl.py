@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 import json
+import math
 import os
 import pathlib
 from typing import Any, TypeVar
@@ -82,13 +83,18 @@ def parse_json(raw: bytes) -> Any:
   if not text:
     return None
   try:
-    row = json.loads(text)
+    row = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
   except json.JSONDecodeError as error:
     raise DataError(
       f"not valid JSON at {f'line {error.lineno}, ' if error.lineno > 1 else ''}column"
       f" {error.colno} ({error.msg}); each line must be one whole JSON object"
     ) from None
   except (RecursionError, ValueError) as error:  # Nested without end, or a number without.
+    try:
+      refuse_odd_numbers(json.loads(text))
+    except (RecursionError, ValueError) as odd:
+      if isinstance(odd, DataError):
+        raise odd from None
     raise DataError(f"not usable JSON ({type(error).__name__}); write it more simply") from None
   if "\\ud" in text.lower():
     try:
@@ -113,3 +119,67 @@ def refuse_nul(value: Any, where: str = "") -> None:
   if isinstance(value, list | tuple):
     for i, entry in enumerate(value):
       refuse_nul(entry, f"{where}[{i}]")
+
+
+def _no_constant(name: str) -> Any:
+  raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+  value = float(text)
+  return value if math.isfinite(value) else _no_constant(text)
+
+
+def _no_field_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  made = dict(pairs)
+  if len(made) < len(pairs):
+    raise ValueError("a field stands twice")
+  return made
+
+
+# Python's reader takes NaN, 1e999 and doubled fields; with these arguments they are ValueErrors.
+STRICT: dict[str, Any] = {
+  "parse_constant": _no_constant, "parse_float": _finite, "object_pairs_hook": _no_field_twice,
+}  # fmt: skip
+
+
+def odd_number(value: Any, where: str = "") -> str | None:
+  """The place of the first number that JSON has none for (NaN, Infinity), or None.
+
+  Example:
+    odd_number({"her": {"scores": [1.0, math.nan]}}) == "her.scores[1]"
+  """
+  if isinstance(value, float):
+    return None if math.isfinite(value) else where or "the row"
+  if isinstance(value, Mapping):
+    parts = ((f"{where}.{name}" if where else str(name), v) for name, v in value.items())
+  elif isinstance(value, list | tuple):
+    parts = ((f"{where}[{i}]", entry) for i, entry in enumerate(value))
+  else:
+    return None
+  return next((found for at, v in parts if (found := odd_number(v, at))), None)
+
+
+def refuse_odd_numbers(value: Any) -> None:
+  """Raises DataError, naming the field, where a number is NaN or Infinity."""
+  if at := odd_number(value):
+    raise DataError(
+      f"{at}: NaN or Infinity, which JSON has no sign for; write null, or leave the field out"
+    )
+
+
+def written(row: Mapping[str, Any]) -> str:
+  """A row as one line of JSON, without its line break.
+
+  Raises:
+    DataError: a number in it is NaN or Infinity; names the row and the field.
+  """
+  try:
+    return json.dumps(row, ensure_ascii=False, allow_nan=False)
+  except ValueError:
+    name = f"{row['id']!r}: " if isinstance(row.get("id"), str) else ""
+    try:
+      refuse_odd_numbers(row)
+    except DataError as error:
+      raise DataError(f"{name}{error}") from None
+    raise

@@ -2,17 +2,22 @@
 
 CoSER's goes both ways. Text whose brackets are balanced comes back to the letter:
 `to_coser(from_coser(text)) == text`, but for a thought within an action, which is taken out of
-it. A plan has no place in the notation and is left out.
+it, and for brackets of Chinese text, 【】［］（）, which are read as ASCII ones and come back as
+those. A plan has no place in the notation and is left out.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 import re
 
 from her_jax.roleplay import grammar, tags
 from her_jax.roleplay.grammar import Reply, Segment
 from her_jax.roleplay.tags import ACTION, SPEECH, THINKING
 
-_WIDE = {"[": "［", "]": "］", "(": "（", ")": "）"}
+# What is read as an ASCII bracket, sign for sign: an editor may have changed one of two.
+_NARROW = str.maketrans("【［】］（）", "[[]]()")
+BRACKETS = "[]()【】［］（）"
+# In the place of brackets that are to stay text: no reader of the notation knows these.
+_OTHER = {"[": "〔", "]": "〕", "(": "﹙", ")": "﹚"}
 # As in Markdown, a star that opens stands before a word and one that closes behind it, so that
 # "5 * 3 * 2" is no action, and two stars that stress a word are none. No action goes on past
 # a blank line.
@@ -22,7 +27,7 @@ _STARRED = re.compile(
 
 
 def from_coser(text: str) -> Reply:
-  """Reads a message in CoSER's notation.
+  """Reads a message in CoSER's notation; full-width brackets count as ASCII ones.
 
   What stands in square brackets is hidden, whatever it stands in. A bracket that opens a
   thought and never closes hides the rest; one that closes none hides all since the thought
@@ -46,17 +51,18 @@ def to_coser(reply: Reply) -> str:
   """Writes a reply in CoSER's notation, without its plan.
 
   Brackets that would be read as a layer of their own (in speech, or without a partner) become
-  full-width, so that a thought never leaves its brackets.
+  〔〕 and ﹙﹚, so that a thought never leaves its brackets.
   """
   spoken = "".join(s.text for s in reply.segments if s.kind == SPEECH)
   # Parentheses without a partner, as in "1) and 2)", are read as speech.
-  spoken = _widen(spoken, _partners(spoken, "()").items()).translate(_all_wide("[]"))
+  pairs = _partners(spoken, "()").items()
+  spoken = _without_squares(_replaced(spoken, {i for pair in pairs for i in pair}))
   written, at = [], 0
   for segment in reply.segments:
     if segment.kind == THINKING:
-      written.append(f"[{_widen_odd(segment.text, '[]')}]")
+      written.append(f"[{_without_odd(segment.text, '[]')}]")
     elif segment.kind == ACTION:
-      written.append(f"({_widen_odd(segment.text, '()').translate(_all_wide('[]'))})")
+      written.append(f"({_without_squares(_without_odd(segment.text, '()'))})")
     elif segment.kind == SPEECH:
       written.append(spoken[at : at + len(segment.text)])
       at += len(segment.text)
@@ -103,19 +109,19 @@ def _thoughts_apart(text: str) -> tuple[list[Segment], list[str]]:
   pieces: list[Segment] = []
   problems = []
   start = 0
-  for match in re.finditer(r"[\[\]]", text):
+  for match in re.finditer(r"[\[\]]", text.translate(_NARROW)):
     at = match.start()
     if at < start:
       continue  # Within a thought.
     if match[0] == "]":
       # The safe guess is that what stands before it was a thought.
-      problems.append("']' closes nothing")
+      problems.append(f"{text[at]!r} closes nothing")
       pieces.append(Segment(THINKING, text[start:at]))
       start = at + 1
       continue
     end = partners.get(at)
     if end is None:
-      problems.append("'[' is never closed")
+      problems.append(f"{text[at]!r} is never closed")
       end = len(text)
     pieces += [Segment(SPEECH, text[start:at]), Segment(THINKING, text[at + 1 : end])]
     start = end + 1
@@ -129,8 +135,8 @@ def _actions_apart(pieces: Iterable[Segment]) -> tuple[list[Segment], list[str]]
   partners = _partners(outside, "()")
   matched = {i for pair in partners.items() for i in pair}
   problems = [
-    f"{match[0]!r} has no partner, kept as speech"
-    for match in re.finditer(r"[()]", outside)
+    f"{outside[match.start()]!r} has no partner, kept as speech"
+    for match in re.finditer(r"[()]", outside.translate(_NARROW))
     if match.start() not in matched
   ]
   segments: list[Segment] = []
@@ -143,7 +149,7 @@ def _actions_apart(pieces: Iterable[Segment]) -> tuple[list[Segment], list[str]]
         problems.append("a thought within an action")
       continue
     text, done = piece.text, 0
-    for match in re.finditer(r"[()]", text):
+    for match in re.finditer(r"[()]", text.translate(_NARROW)):
       here = at + match.start()
       if here == end:
         # An empty action is one, but not what is left of one around a thought.
@@ -163,7 +169,7 @@ def _actions_apart(pieces: Iterable[Segment]) -> tuple[list[Segment], list[str]]
 def _partners(text: str, pair: str) -> dict[int, int]:
   """Where each bracket that opens is closed; those without a partner are left out."""
   found, stack = {}, []
-  for match in re.finditer(f"[{re.escape(pair)}]", text):
+  for match in re.finditer(f"[{re.escape(pair)}]", text.translate(_NARROW)):
     if match[0] == pair[0]:
       stack.append(match.start())
     elif stack:
@@ -178,20 +184,20 @@ def without_tags(text: str) -> str:
   return text
 
 
-def _widen(text: str, pairs: Iterable[tuple[int, int]]) -> str:
-  """`text` with the brackets at these places made full-width."""
-  signs = list(text)
-  for pair in pairs:
-    for i in pair:
-      signs[i] = _WIDE[signs[i]]
-  return "".join(signs)
+def _replaced(text: str, places: Container[int]) -> str:
+  """`text` with other signs for the brackets at these places."""
+  narrow = text.translate(_NARROW)
+  return "".join(_OTHER[narrow[i]] if i in places else sign for i, sign in enumerate(text))
 
 
-def _widen_odd(text: str, pair: str) -> str:
-  """`text` with the brackets of one kind that have no partner made full-width."""
+def _without_odd(text: str, pair: str) -> str:
+  """`text` with other signs for the brackets of one kind that have no partner."""
   kept = {i for both in _partners(text, pair).items() for i in both}
-  return "".join(_WIDE[s] if s in pair and i not in kept else s for i, s in enumerate(text))
+  narrow = text.translate(_NARROW)
+  return _replaced(text, {i for i, s in enumerate(narrow) if s in pair and i not in kept})
 
 
-def _all_wide(signs: str) -> dict[int, str]:
-  return str.maketrans({sign: _WIDE[sign] for sign in signs})
+def _without_squares(text: str) -> str:
+  """`text` with other signs for all square brackets."""
+  narrow = text.translate(_NARROW)
+  return _replaced(text, {i for i, sign in enumerate(narrow) if sign in "[]"})

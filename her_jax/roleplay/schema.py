@@ -8,13 +8,12 @@ the role-play bench are read by `formats`.
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 import dataclasses
-import json
 import os
 from typing import Any
 
 from her_jax.roleplay import grammar
 from her_jax.roleplay.fields import build, check_notes, list_of, one_of
-from her_jax.roleplay.jsonl import DataError, read_jsonl
+from her_jax.roleplay.jsonl import DataError, read_jsonl, written
 
 ENVIRONMENT = {"en": "Environment", "zh": "环境"}
 SPLITS = ("train", "heldout")
@@ -387,7 +386,11 @@ def to_dict(value: Any) -> dict[str, Any]:
 
 
 def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Any]) -> None:
-  """Writes dataclasses of this module as JSON Lines."""
+  """Writes dataclasses of this module as JSON Lines.
+
+  Raises:
+    DataError: `extra` holds a number that JSON has no sign for.
+  """
   with open(path, "w", encoding="utf-8") as f:
     for row in rows:
-      f.write(json.dumps(to_dict(row), ensure_ascii=False) + "\n")
+      f.write(written(to_dict(row)) + "\n")

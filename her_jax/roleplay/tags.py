@@ -6,7 +6,7 @@ slips of spelling, a missing bracket, escaped, full-width and other brackets, an
 other languages. A tag that means no layer is reported and stays text.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import dataclasses
 import difflib
 import functools
@@ -153,6 +153,43 @@ def defuse(text: str) -> str:
   if pieces and scan(text):  # Of <a<b>c> something is left: then no bracket stays.
     text = _ANY_CLOSE.sub(")", _ANY_OPEN.sub("(", text))
   return text
+
+
+def layers_in(found: Sequence[Tag], text: str) -> list[str]:
+  """The tags' layers; Qwen's think block in front of everything is the plan."""
+  begin = len(text) - len(text.lstrip())
+  layers = []
+  for i, tag in enumerate(found):
+    layer = tag.layer or SPEECH
+    if layer == THINK:
+      # Of its end, only a block in front of everything can have been left open by a template.
+      first = i == 0 if tag.closing else tag.start <= begin
+      layer = PLAN if first else THINKING
+    layers.append(layer)
+  return layers
+
+
+def pair(found: Sequence[Tag], layers: Sequence[str]) -> list[int | None]:
+  """For each tag the index of the one that it belongs to, or None.
+
+  A closing tag belongs to the innermost open one of its layer; where there is none, it closes
+  whatever is innermost. What was opened in between is never closed.
+  """
+  partners: list[int | None] = [None] * len(found)
+  stack: list[int] = []
+  for i, (tag, layer) in enumerate(zip(found, layers, strict=True)):
+    if tag.empty:
+      continue
+    if not tag.closing:
+      stack.append(i)
+      continue
+    same = next((k for k in reversed(range(len(stack))) if layers[stack[k]] == layer), None)
+    if same is None and (not stack or layer == SPEECH):
+      continue
+    at = len(stack) - 1 if same is None else same
+    partners[i], partners[stack[at]] = stack[at], i
+    del stack[at:]
+  return partners
 
 
 def _scan(text: str) -> Iterator[Tag]:

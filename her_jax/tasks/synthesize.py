@@ -11,6 +11,8 @@ import ml_collections
 
 from data_pipeline import finish, own_inputs, samples, splits
 from data_pipeline.builders import card
+from data_pipeline.sources import encoding as enc
+from data_pipeline.sources import folders
 from data_pipeline.sources.book_find import Options as BookOptions
 from data_pipeline.synthesis import (
   ask,
@@ -33,6 +35,7 @@ from her_jax.training import workdirs
 
 _S = TypeVar("_S")
 _BOOK = "book"
+_LINES = (".jsonl", ".ndjson")  # trajectories
 _FOLDERS = {
   "0": (pipeline.PREPARE,), "1": ("stage_1",), "2": ("stage_2a", "stage_2b"),
   "2a": ("stage_2a",), "2b": ("stage_2b",), "3": ("stage_3",),
@@ -61,7 +64,7 @@ def run(config: ml_collections.ConfigDict, workdir: str, mesh: Any = None) -> di
 
 
 def _run(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
-  _check_book(config)
+  _check_source(config)
   stages, chosen, purposes = _stages(config), _chosen(config.stages), _purposes(config)
   clients = _Clients(config, pathlib.Path(workdir))
   chain = pipeline.Pipeline(
@@ -117,8 +120,18 @@ def _stages(config: ml_collections.ConfigDict) -> list[Stage]:
   ]
 
 
-def _check_book(config: ml_collections.ConfigDict) -> None:
-  """Raises ConfigError where a book is wanted of what holds none."""
+def _check_source(config: ml_collections.ConfigDict) -> None:
+  """Raises ConfigError where a book is wanted of what holds none, or an encoding is not known."""
+  if config.encoding:
+    try:
+      enc.known(config.encoding, "config.encoding")
+    except DataError as error:
+      raise ConfigError(str(error)) from None
+    if config.format == "trajectories":
+      raise ConfigError(
+        f"config.encoding is {config.encoding!r}, but trajectories are UTF-8; leave it empty, or"
+        f" save the file in UTF-8"
+      )
   if config.format != _BOOK:
     return
   if config.source == "samples":
@@ -143,7 +156,7 @@ def _purposes(config: ml_collections.ConfigDict) -> dict[str, float]:
   purposes = splits.parse_purposes(config.purposes) if config.purposes else splits.DEFAULT
   splits.check_purposes(purposes)
   if config.format == _BOOK and config.source:
-    finish.check_count(from_book.count_books(config.source), purposes)
+    finish.check_count(from_book.count_books(config.source, config.encoding), purposes)
   return dict(purposes)
 
 
@@ -272,44 +285,55 @@ def _source(
   if format == _BOOK:
     options = BookOptions(piece=config.book.piece, chapters=config.book.chapters)
     path = from_book.find_scenes(
-      path, workdir, clients.main, options, config.give_up_after, config.retry_failed
-    )
+      path, workdir, clients.main, options, config.give_up_after, config.retry_failed,
+      config.encoding,
+    )  # fmt: skip
     format = "trajectories"
   if format == "trajectories":
     read = lambda: _trajectories(path)
   else:
-    read = lambda: _foreign(path, format, config.lenient, workdir / pipeline.PREPARE)
-  return pipeline.Source(read, _identity(path, format), config.lenient, config.limit)
+    read = lambda: _foreign(config, path, workdir / pipeline.PREPARE)
+  read_as = f"{format} {config.encoding}".strip()
+  return pipeline.Source(read, _identity(path, read_as), config.lenient, config.limit)
 
 
 def _foreign(
-  path: pathlib.Path, format: str, lenient: bool, folder: pathlib.Path
+  config: ml_collections.ConfigDict, path: pathlib.Path, folder: pathlib.Path
 ) -> Iterator[Trajectory]:
   """Conversations in another project's format; what became of its rows goes to source.json."""
   from data_pipeline.sources import reader, report
 
+  format = config.format
   if format not in reader.FORMATS:
     raise ConfigError(f"config.format is {format!r}; there are {', '.join(reader.FORMATS)}")
   counts = report.Report()
-  rejected = folder / "rejected.jsonl" if lenient else None
-  yield from reader.read(path, format, not lenient, report=counts, rejected=rejected)
+  rejected = folder / "rejected.jsonl" if config.lenient else None
+  options = reader.Options(encoding=config.encoding)
+  yield from reader.read(
+    path, format, not config.lenient, report=counts, rejected=rejected, options=options
+  )
   text = json.dumps(counts.as_dict(), ensure_ascii=False, indent=2)
   stage_files.write_atomically(folder / "source.json", text + "\n")
 
 
 def _trajectories(path: pathlib.Path) -> Iterator[Trajectory | DataError]:
   """Of JSON Lines, of which only the fields' types are checked: stage 0 does the rest."""
-  for file in _files(path, "*.jsonl"):
+  found, left = folders.parted(path, _LINES) if path.is_dir() else (_files(path), [])
+  if left:
+    logging.warning("%s: %d x %s", path, len(left), folders.told(left, _LINES))
+  if not found:
+    raise DataError(f"config.source={path}: a folder without {' or '.join(_LINES)}")
+  for file in found:
     for number, made in jsonl.each_line(file, schema.build_trajectory):
       yield DataError(f"{file}:{number}{made}") if isinstance(made, DataError) else made
 
 
-def _files(path: pathlib.Path, pattern: str = "*") -> list[pathlib.Path]:
+def _files(path: pathlib.Path) -> list[pathlib.Path]:
   if path.is_file():
     return [path]
-  found = sorted(p for p in path.rglob(pattern) if p.is_file()) if path.is_dir() else []
+  found = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else []
   if not found:
-    raise DataError(f"config.source={path}: no such file, and no folder with {pattern} in it")
+    raise DataError(f"config.source={path}: no such file, and no folder with files in it")
   return found
 
 

@@ -185,6 +185,25 @@ def test_sets_of_two_proofs_do_not_go_together(built, corpus, written, tmp_path)
     records.SftTurns(out, "sft")
 
 
+@pytest.mark.parametrize(
+  "text",
+  ["", "{", "[]", "null", "\udcff", "[" * 100_000, "9" * 5000]
+  + ['{"splits": 3}', '{"splits": [3]}', '{"splits": [{"name": "sft"}]}']
+  + ['{"splits": [{"name": "sft", "shardLengths": ["x"]}]}'],
+)
+@pytest.mark.parametrize("name", ["dataset_info.json", "checksums.json", proof.PROOF])
+def test_a_damaged_description_of_a_set_is_named(built, text, name):
+  _, _, _, out = built
+  path = out / "her_trajectories" / "1.0.0" / name
+  whole = path.read_bytes()
+  try:
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(DataError, match=f"{name}: .*; "):
+      records.Trajectories(out, "sft")
+  finally:
+    path.write_bytes(whole)
+
+
 def test_a_missing_set_is_told_of(tmp_path):
   with pytest.raises(DataError, match="no such data set; build it with"):
     records.Trajectories(tmp_path, "sft")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from data_pipeline import near_duplicates, samples
-from data_pipeline.conversations import normal_title
 from data_pipeline.near_duplicates import (
   Finder,
   Match,
@@ -16,6 +15,7 @@ from data_pipeline.near_duplicates import (
   Settings,
   Sketcher,
 )
+from data_pipeline.titles import normal_title
 from her_jax.roleplay import schema
 
 SCENES = schema.read_trajectories(samples.SCENES)
@@ -166,6 +166,18 @@ def test_too_short_a_text_is_counted_and_never_a_match():
     ("《红楼梦》", "红楼梦（校注本）"),
     ("Don’t Look", "DON'T LOOK"),
     ("Ｄｕｎｅ", "Dune"),
+    ("Émile", "Emile"),
+    ("Smørbrød", "smorbrod"),
+    ("Dune (1965)", "Dune"),
+    ("Dune [1965 edition]", "Dune (first edition)"),
+    ("The Dyke, Vol. 1", "The Dyke Volume 2"),
+    ("The Dyke: Volume Two", "The Dyke (vol. III of IV)"),
+    ("The Dyke", "The Dyke — Vol. 12"),
+    ("Le Comte, Tome 2", "Le comte"),
+    ("Dyke, Vol. 1 (1871)", "The Dyke (Annotated) Vol. 2"),
+    ("红楼梦 第二卷", "红楼梦（上）"),
+    ("红楼梦（下册）", "红楼梦 卷三"),
+    ("Du\u200bne", "Dune"),
   ],
 )
 def test_editions_have_one_title(one, two):
@@ -180,6 +192,14 @@ def test_editions_have_one_title(one, two):
     ("The A", "The B"),
     ("三国演义", "三国志"),
     ("!!!", "???"),
+    ("Volume 1", "Volume 2"),
+    ("第一卷", "第二卷"),
+    ("1984", "1985"),
+    ("Fahrenheit 451", "Fahrenheit"),
+    ("が", "か"),
+    ("Apollo (Apollo 11)", "Apollo (Apollo 13)"),
+    ("Pump Up the Volume", "Pump Up the"),
+    ("上册子", "下册子"),
   ],
 )
 def test_other_books_have_other_titles(one, two):

@@ -58,6 +58,8 @@ def test_an_answer_is_read(message, finish, expected):
     None, {}, "none", [], {"prompt_tokens": 3}, {"prompt_tokens": "3", "completion_tokens": 2},
     {"prompt_tokens": -3, "completion_tokens": 2}, {"prompt_tokens": 3, "completion_tokens": 1.5},
     {"prompt_tokens": True, "completion_tokens": 2},
+    {"prompt_tokens": 10**400, "completion_tokens": 2},
+    {"prompt_tokens": 3, "completion_tokens": 10**13},
   ],
 )  # fmt: skip
 def test_tokens_that_are_not_told_are_unknown_not_none(usage):

@@ -224,6 +224,8 @@ def test_a_record_of_odd_make_is_named(tmp_path):
       {"text": 5, "usage": {}},
       {"text": "a", "usage": {"prompt_tokens": "3"}},
       {"text": "a", "usage": []},
+      {"text": "a", "usage": {"prompt_tokens": 10**400}},
+      {"text": "a", "usage": {"prompt_tokens": -1}},
       {"usage": {}},
       {"text": "a", "usage": {}, "more": 1},
     ]

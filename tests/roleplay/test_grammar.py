@@ -109,6 +109,32 @@ def test_status_and_problem(text, status, problem):
     assert any(problem in found for found in reply.problems)
 
 
+_OPENS = {
+  THINKING: ("<role_thinking>", "<thought>", "<Role Thinking>"),
+  PLAN: ("<system_thinking>",),
+}
+
+
+@pytest.mark.parametrize("kind", [THINKING, PLAN])
+@given(st.data())
+def test_a_hidden_layer_opened_again_and_closed_less_often_hides_what_follows(kind, data):
+  """By counting: what stands behind fewer closing than opening tags is in none that closed."""
+  times = data.draw(st.integers(2, 4))
+  opens = [data.draw(st.sampled_from(_OPENS[kind])) for _ in range(times)]
+  inner = "".join(f"{tag}{data.draw(st.sampled_from(['', 'Hm. ']))}" for tag in opens)
+  closing = f"S{opens[-1].replace('<', '</')} and S" * data.draw(st.integers(1, times - 1))
+  tail = data.draw(st.sampled_from(["", "<role_action>S</role_action> S", "<b>S"]))
+  text = f"Hi. {inner}{closing}{tail}"
+  reply = grammar.parse(text)
+  assert reply.status == "malformed"
+  assert "S" not in reply.view_for("other")
+  assert "S" not in grammar.parse(grammar.repair(text)).view_for("other")
+  whole = (
+    f"{inner}{'</role_thinking>' * times if kind == THINKING else '</system_thinking>' * times}"
+  )
+  assert grammar.parse(f"Hi. {whole}Go.").view_for("other").endswith("Go.")
+
+
 @pytest.mark.parametrize(
   "text, layout",
   [

@@ -11,7 +11,7 @@ from her_jax.roleplay.grammar import ACTION, SPEECH, THINKING, Segment
 
 # No brackets, and nothing that tags are made of.
 _PLAIN = st.text(
-  st.characters(blacklist_characters="[]()<>＜＞&【】_", blacklist_categories=("Cs",)),
+  st.characters(blacklist_characters="[]()<>＜＞&【】［］（）_", blacklist_categories=("Cs",)),
   max_size=12,
 )
 _LINES = st.sampled_from(["", " ", "\n", "\n\n", "a\nb", "他想。", "So, *well*: ", "'"])
@@ -65,13 +65,13 @@ def _hidden(text: str) -> set[int]:
   hidden: set[int] = set()
   depth, opened, since = 0, 0, 0
   for i, sign in enumerate(text):
-    if sign == "[":
+    if sign in "[［【":
       opened = opened if depth else i
       depth += 1
-    elif sign == "]" and depth == 0:
+    elif sign in "]］】" and depth == 0:
       hidden |= set(range(since, i))
       since = i + 1
-    elif sign == "]":
+    elif sign in "]］】":
       depth -= 1
       if depth == 0:
         hidden |= set(range(opened, i))
@@ -84,6 +84,7 @@ _SIGNS = [
   "]",
   "(",
   ")",
+  *"【】［］（）",
   "@",
   "@",
   "@",
@@ -129,7 +130,7 @@ def test_what_was_read_is_regular_in_our_notation(text):
 
 
 # Our own turns may hold any bracket in any layer.
-_OURS = st.text(st.sampled_from("[]()ab ,。［］（）\n"), max_size=8)
+_OURS = st.text(st.sampled_from("[]()ab ,。［］（）【】\n"), max_size=8)
 _SEGMENTS = st.lists(st.tuples(st.sampled_from([THINKING, ACTION, SPEECH]), _OURS), max_size=6)
 
 
@@ -144,8 +145,8 @@ def test_our_layers_survive_the_way_through_cosers(layers):
   assert [s.kind for s in back.segments] == [s.kind for s in turn.segments]
   assert back.layout() == turn.layout()
   assert back.status != "malformed"
-  # Texts are as they were but for brackets that had to be made full-width.
-  narrow = str.maketrans("［］（）", "[]()")
+  # Texts are as they were but for brackets that had to be replaced.
+  narrow = str.maketrans("［］（）【】〔〕﹙﹚", "[]()[][]()")
   for one, other in zip(back.segments, turn.segments, strict=True):
     assert one.text.translate(narrow) == other.text.translate(narrow)
 
@@ -159,8 +160,8 @@ def test_no_thought_leaves_its_brackets(layers):
   assert all(m.start() in _hidden(written) for m in re.finditer("MIND", written))
   seen, rest = None, written
   while seen != rest:
-    seen, rest = rest, re.sub(r"\[[^\[\]]*\]", "", rest)
-  assert "MIND" not in rest and not re.search(r"[\[\]]", rest)
+    seen, rest = rest, re.sub(r"[\[【［][^\[\]【】［］]*[\]】］]", "", rest)
+  assert "MIND" not in rest and not re.search(r"[\[\]【】［］]", rest)
 
 
 def test_a_plan_is_left_out():
@@ -190,9 +191,16 @@ def test_a_plan_is_left_out():
     ("(a [b) c", [(SPEECH, "(a "), (THINKING, "b) c")], "malformed", "'[' is never closed"),
     ("(a) b] c", [(THINKING, "(a) b"), (SPEECH, " c")], "malformed", "']' closes nothing"),
     ("<role_action>a", [(SPEECH, "(role_action)a")], "repaired", "tags of the other notation"),
+    ("【a】（b）c", [(THINKING, "a"), (ACTION, "b"), (SPEECH, "c")], "ok", None),
+    ("［他在说谎（又一次）］（点头）好。", [(THINKING, "他在说谎（又一次）"), (ACTION, "点头"), (SPEECH, "好。")], "ok", None),
+    ("[a】(b）c", [(THINKING, "a"), (ACTION, "b"), (SPEECH, "c")], "ok", None),
+    ("【a [b] c】d", [(THINKING, "a [b] c"), (SPEECH, "d")], "ok", None),
+    ("a 【b", [(SPEECH, "a "), (THINKING, "b")], "malformed", "'【' is never closed"),
+    ("a］b", [(THINKING, "a"), (SPEECH, "b")], "malformed", "'］' closes nothing"),
+    ("1）走", [(SPEECH, "1）走")], "repaired", "'）' has no partner"),
     ("", [], "ok", None),
   ],
-)
+)  # fmt: skip
 def test_what_becomes_of_a_message(text, segments, status, problem):
   reply = notations.from_coser(text)
   assert [(s.kind, s.text) for s in reply.segments] == segments

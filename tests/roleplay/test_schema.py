@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -318,3 +319,32 @@ def test_a_nul_is_told_with_its_field(tmp_path):
   row["turns"][1]["reply"] = "She wrote \\u0000 on the slate."  # Six signs.
   _write(path, row)
   assert schema.read_trajectories(path)[0].turns[1].reply == row["turns"][1]["reply"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_json_has_no_sign_for_are_refused_with_line_and_field(tmp_path, number):
+  path = tmp_path / "scenes.jsonl"
+  row = json.dumps({**SCENE, "mine": {"scores": [1.5, "X"]}}).replace('"X"', number)
+  path.write_text(json.dumps({**SCENE, "id": "first", "n": 1e300}) + "\n" + row + "\n")
+  with pytest.raises(
+    schema.DataError, match=r"scenes.jsonl:2: mine\.scores\[1\]: NaN or Inf.*null"
+  ):
+    schema.read_trajectories(path)
+
+
+@pytest.mark.parametrize(
+  "raw", ['{"a": NaN, "b": ' + "9" * 5000 + "}", '{"a": NaN,', '{"a": NaN, "a": 1}', "NaN"]
+)
+def test_other_faults_beside_such_a_number_are_told_too(tmp_path, raw):
+  path = tmp_path / "scenes.jsonl"
+  path.write_text(raw)
+  with pytest.raises(schema.DataError, match="scenes.jsonl:1: "):
+    schema.read_trajectories(path)
+
+
+def test_no_invalid_json_is_written(tmp_path):
+  scene = schema.trajectory_from_dict(SCENE)
+  turn = dataclasses.replace(scene.turns[1], extra={"her": {"overlap": math.nan}})
+  odd = dataclasses.replace(scene, turns=(scene.turns[0], turn))
+  with pytest.raises(schema.DataError, match=r"'quay': turns\[1\]\.her\.overlap: NaN or Inf"):
+    schema.write_jsonl(tmp_path / "out.jsonl", [scene, odd])

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.sources import book, book_prompts, book_replies
+from data_pipeline.sources import book, book_prompts
 from data_pipeline.sources.book_text import Book, make_book
 from her_jax.llm.client import Client, Failure, Reply, Request
 from her_jax.llm.scripted import Scripted
 from her_jax.roleplay import schema
-from her_jax.roleplay.schema import DataError
 from tests.teachers import book as teacher
 
 TEXT = """The Ferry
@@ -308,29 +307,6 @@ def test_failed_calls_are_counted_by_cause_with_their_ids():
   assert counts.failed == ["The Ferry/scenes/0/0"]
 
 
-@pytest.mark.parametrize(
-  ("scenes", "told"),
-  [
-    ([{"first": 0, "last": 99}], "not within"),
-    ([{"first": 3, "last": 1}], "not within"),
-    ([{"first": "one", "last": 2}], "numbers of paragraphs"),
-    ([{"first": 0, "last": 1, "cut": "maybe"}], "'maybe' is not one of"),
-    ("none", "expected a list"),
-  ],
-)
-def test_scenes_out_of_form_are_told(scenes, told):
-  with pytest.raises(DataError, match=told):
-    book_replies.scenes(json.dumps({"scenes": scenes, "characters": []}), 0, 5)
-
-
-@pytest.mark.parametrize(
-  "wrapped", ["{}", "```json\n{}\n```", "Here it is:\n{}", "```\n{}\n```\nDone."]
-)
-def test_an_object_within_a_fence_or_after_a_sentence_is_read(wrapped):
-  inner = '{"profile": "Una."}'
-  assert book_replies.profile(wrapped.replace("{}", inner)) == "Una."
-
-
 def test_speakers_get_one_name_through_the_whole_book():
   def join(answer):
     return {"characters": [{"name": "Una Brook", "aliases": ["Una"]}, {"name": "Mr. Joost"}]}
@@ -408,6 +384,19 @@ def test_a_book_goes_through_a_server_that_misbehaves_by_one_command(tmp_path):
     first = out.read_bytes()
     assert _convert(*arguments).returncode == 0
     assert out.read_bytes() == first and server.paid() == paid  # All from the journal.
+    # As a folder and in another encoding it is the same; both are told, and what was left out.
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    (shelf / "ferry.TXT").write_bytes(TEXT.encode("utf-16"))
+    (shelf / "ferry.epub").write_bytes(b"PK")
+    arguments[0] = f"--source={shelf}"
+    assert _convert(*arguments).returncode == 0
+    assert out.read_bytes() == first and server.paid() == paid
+    told = json.loads((tmp_path / "ferry.jsonl.report.json").read_text(encoding="utf-8"))
+    assert told["encodings"] == {str(shelf / "ferry.TXT"): "utf-16"}
+    assert [(count, kind[-10:]) for kind, count in told["skipped"].items()] == [
+      (1, "ferry.epub")
+    ]
 
 
 def test_teacher_answers_messages_as_objects_and_as_json():

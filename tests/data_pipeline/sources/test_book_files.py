@@ -68,3 +68,28 @@ def test_a_row_whose_book_has_no_title_is_told(tmp_path):
   path.write_text("".join(json.dumps(row) + "\n" for row in rows))
   with pytest.raises(DataError, match=r"rows\.jsonl:2: has no title, .*; give it one"):
     book_files.read_books(path)
+
+
+def test_a_folder_is_read_whole_and_what_is_left_is_told(tmp_path):
+  (tmp_path / "more" / ".git").mkdir(parents=True)
+  text = _write(tmp_path, "a.TXT", 1, title="A").read_text()
+  _write(tmp_path / "more", "b.md", 1, title="B")
+  row = {"title": "C", "content": text}
+  (tmp_path / "c.JSONL").write_text(json.dumps(row) + "\n")
+  assert [b.title for b in book_files.read_books(tmp_path)] == ["A", "C", "B"]
+  assert book_files.left_of(tmp_path) == (0, "")
+  for name in ("README.md", "x.epub", "z.pdf", "more/.hidden.txt", "more/.git/a.txt"):
+    (tmp_path / name).write_text("about")
+  assert len(book_files.read_books(tmp_path)) == 3
+  number, told = book_files.left_of(tmp_path)
+  assert number == 5
+  assert told == (
+    "file left out, as none of .json, .jsonl, .md, .ndjson, .text, .txt: README.md, a.txt,"
+    " .hidden.txt, …"
+  )
+
+
+def test_a_folder_without_a_book_is_told(tmp_path):
+  (tmp_path / "x.epub").write_text("about")
+  with pytest.raises(DataError, match=r"a folder without \.txt, \.text, \.md"):
+    book_files.read_books(tmp_path)

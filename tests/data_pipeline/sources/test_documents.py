@@ -2,14 +2,17 @@
 
 import io
 import json
+import math
 import tracemalloc
 
 from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
-from data_pipeline.sources import documents, json_list
+from data_pipeline import samples
+from data_pipeline.sources import documents, json_list, reader
 from data_pipeline.sources import encoding as enc
+from her_jax.roleplay import schema
 from her_jax.roleplay.schema import DataError
 
 _VALUES = st.recursive(
@@ -129,6 +132,57 @@ def test_encodings_are_told_by_their_bytes(file, text, name, form):
   assert [r.row for r in _read(path, name)] == (rows if form != "object" else rows[:1])
 
 
+_RUSSIAN = "Он долго стоял у реки и смотрел на воду. Лодка уже ушла, и туман накрыл деревню."
+_KOREAN = (
+  "그는 강가에 서서 오랫동안 물을 바라보았다. 배는 이미 떠났고 안개가 마을을 덮고 있었다."
+)
+_JAPANESE = (
+  "彼は川辺に立って、長いあいだ水を見つめていた。船はもう出てしまい、霧が村を覆っていた。"
+)
+_GREEK = "Στάθηκε για πολλή ώρα δίπλα στο ποτάμι και κοίταζε το νερό."
+
+
+@pytest.mark.parametrize(
+  ("text", "name"),
+  [
+    *((_RUSSIAN, name) for name in ("koi8-r", "cp1251", "cp866", "iso8859-5", "mac-cyrillic")),
+    *((_KOREAN, name) for name in ("euc-kr", "cp949", "johab")),
+    *((_JAPANESE, name) for name in ("euc-jp", "shift_jis")),
+    (_GREEK, "iso8859-7"),
+    ("他站在河邊看了很久的水。船已經走了，霧蓋住了村子。", "big5"),
+    ("เขายืนอยู่ริมแม่น้ำเป็นเวลานานและมองดูน้ำ", "tis-620"),
+  ],
+)
+@pytest.mark.parametrize("times", [1, 200])
+def test_no_other_language_is_read_as_chinese(file, text, name, times):
+  path = file((f"CHAPTER 1\n\n{text}\n" * times).encode(name), "book.txt")
+  with pytest.raises(DataError, match=r"book\.txt:\d+: not UTF-8; .*--encoding.*--config\.enc"):
+    enc.read_text(path)
+  assert text in enc.read_text(path, name)[0]
+  (row,) = _read(file(json.dumps({"a": text}, ensure_ascii=False).encode(name)))
+  assert isinstance(row.row, DataError) and "--encoding" in str(row.row)
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "“你来了。”他说。",
+    "学而时习之，不亦说乎？",
+    "他站在河邊看了很久的水。",
+    "林黛玉：不，我不去。",
+  ],
+)
+def test_short_chinese_texts_are_known(file, text):
+  assert enc.detect(file(text.encode("gb18030"))) == "gb18030"
+
+
+def test_all_chinese_samples_are_known(file):
+  for scene in schema.read_trajectories(samples.SCENES):
+    if scene.language == "zh":
+      raw = "\n".join([scene.scenario, *(t.reply for t in scene.turns)]).encode("gb18030")
+      assert enc.detect(file(raw)) == "gb18030"
+
+
 def test_one_broken_line_does_not_turn_a_file_into_another_encoding(file):
   path = file('{"a": "é"}\n'.encode() + b'{"a": "\xe9\xff"}\n' + b'{"a": 3}\n')
   assert enc.detect(path) == "utf-8"
@@ -214,6 +268,21 @@ def test_parquet_rows_come_without_the_nulls_of_other_rows(tmp_path):
   assert [r.place.rpartition(": ")[2] for r in found] == ["row 1", "row 2"]
   # A table gives each row the names of all.
   assert [r.row for r in found] == rows
+
+
+def test_nan_in_a_table_is_a_null_and_infinity_is_refused_with_its_row(tmp_path):
+  import pyarrow as pa
+  import pyarrow.parquet as pq
+
+  talk = {"conversations": [{"from": "human", "value": "Hi."}, {"from": "gpt", "value": "Go."}]}
+  rows = [{**talk, "id": str(i), "n": n} for i, n in enumerate([1.5, math.nan, math.inf])]
+  path = tmp_path / "rows.parquet"
+  pq.write_table(pa.Table.from_pylist(rows), path)
+  found = reader.read(path, options=reader.Options(character="Una"))
+  assert next(found).extra["sharegpt"]["n"] == 1.5
+  assert "n" not in next(found).extra["sharegpt"]
+  with pytest.raises(DataError, match=r"rows.parquet: row 3: sharegpt\.n: NaN or Infinity"):
+    next(found)
 
 
 def test_a_broken_parquet_file_is_told_of(file):

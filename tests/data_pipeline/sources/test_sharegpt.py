@@ -99,6 +99,8 @@ def test_a_colon_within_a_line_is_no_name(human):
     ("<system_thinking>She must hurry.</system_thinking>Una: Go.", "She must hurry.", "S"),
     ("<role_thinking>Hm.</role_thinking>Go.", "", "TS"),
     ("[Hm.] (rows) Go.", "", "TAS"),
+    ("【他在骗我。】走吧。（划船）", "", "TSA"),
+    ("（划船）走吧［他在骗我］", "", "AST"),
     ("**Una**: Go *now*, all.", "", "SAS"),
     ("5 * 3 * 2 makes thirty.", "", "S"),
   ],

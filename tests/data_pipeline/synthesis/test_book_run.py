@@ -329,6 +329,17 @@ def test_volumes_are_one_book_and_count_as_one(novel, tmp_path):
   assert _scenes(shelf, tmp_path / "parts", _answer).read_bytes() == whole
 
 
+def test_an_encoding_that_cannot_be_told_is_asked_for_and_taken(novel, tmp_path):
+  other = tmp_path / "other.txt"
+  other.write_bytes(novel.read_text().replace("toll", "tøll").encode("cp037"))
+  with pytest.raises(DataError, match=r"other\.txt:\d+: not UTF-8; .*--config\.encoding="):
+    synthesize.run(_config(other), str(tmp_path / "none"))
+  with BadServer(tmp_path / "server", reply=novelist.REPLY) as server:
+    config = _config(other, server.url, encoding="cp037")
+    assert synthesize.run(config, str(tmp_path / "run"))["data_sets"]["books"] == {"sft": 1}
+  assert len(_check(tmp_path / "run", "THE TOLL AT TARROW")) == 4
+
+
 @pytest.mark.slow
 def test_the_real_novel_becomes_data_sets(real_data, tmp_path):
   source = real_data("pride_and_prejudice.txt")

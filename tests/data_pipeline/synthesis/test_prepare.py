@@ -211,3 +211,24 @@ def test_our_own_tags_stay_hidden_in_every_notation(notation):
   made, _ = _prepare(scene(("Una", text), ("Ben", "Hello.")), notation=notation)
   heard = grammar.parse(made.turns[0].reply)
   assert "SECRET" not in heard.view_for("other") and "SECRET" in heard.view_for("self")
+
+
+@pytest.mark.parametrize("notation", ["auto", "coser"])
+@pytest.mark.parametrize(
+  "text",
+  [
+    "【SECRET】你好。（点头）",
+    "［SECRET］你好。(点头)",
+    "[SECRET】你好。（点头)",
+    "<role_thinking><role_thinking>SECRET</role_thinking> and SECRET",
+  ],
+)
+def test_thoughts_in_brackets_of_any_width_are_hidden(notation, text):
+  made, _ = _prepare(scene(("Una", text + "。"), ("Ben", "(nods) Hello.")), notation=notation)
+  replies = [grammar.parse(turn.reply) for turn in made.turns]
+  assert not any("SECRET" in reply.view_for("other") for reply in replies)
+  if "你好" in text:
+    assert replies[0].layout() == "TSAS"
+    assert [s.text for s in replies[0].segments if s.kind == "role_action"] == ["点头"]
+  else:
+    assert made.turns[0].speaker == "Ben"  # Nothing that others perceive is left of the first.

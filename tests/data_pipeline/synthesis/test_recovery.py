@@ -83,6 +83,7 @@ def test_trailing_commas_are_taken_out_and_those_in_texts_stay(value):
     ('{"turns": [1 2]}', "malformed"),
     ('{"turns": [NaN]}', "malformed"),
     ('{"turns": ["\\u0000"]}', "malformed"),
+    ('{"turns": [1e999]}', "malformed"),
     ('{"turns": [], "turns": [1]}', "malformed"),
     ('{"turns": [,]}', "malformed"),
     ('{"turns": [], , }', "malformed"),

@@ -168,6 +168,8 @@ def test_a_workdir_made_with_others_is_refused(tmp_path, qwen3_folder, field):
     ({"forward.speakers": "some"}, "config.forward.speakers is 'some'"),
     ({"prepare.notation": "markdown"}, "config.prepare.notation is 'markdown'"),
     ({"llm.backend": "endpoint"}, "llm.model is empty"),
+    ({"encoding": "utf-9"}, "config.encoding: 'utf-9' is unknown; pass the right one"),
+    ({"encoding": "gb18030"}, "config.encoding is 'gb18030', but trajectories are UTF-8"),
     ({"forward.temperature": float("nan")}, "config.forward.temperature is nan"),
     ({"setting.temperature": -1.0}, "config.setting.temperature is -1.0"),
     ({"backward.top_p": 0.0}, "config.backward.top_p is 0.0"),
@@ -196,6 +198,19 @@ def test_a_broken_source_is_told_with_its_line(tmp_path):
   assert summary["stages"]["prepare"]["conversation: unreadable"] == 1
   with pytest.raises(DataError, match="no such file"):
     synthesize.run(_config(source=str(tmp_path / "none")), str(tmp_path / "none_out"))
+
+
+def test_files_of_a_folder_that_are_not_read_are_told(tmp_path, caplog):
+  shelf = tmp_path / "shelf"
+  (shelf / "sub").mkdir(parents=True)
+  one, two, *_ = samples.PLAIN.read_text().splitlines()
+  (shelf / "sub" / "a.JSONL").write_text(one + "\n")
+  (shelf / "b.jsonl").write_text(two + "\n")
+  (shelf / "notes.txt").write_text("No conversation.")
+  with caplog.at_level("WARNING"):
+    synthesize.run(_config(source=str(shelf)), str(tmp_path / "run"))
+  assert len(read(tmp_path / "run")) == 2
+  assert "1 x file left out, as none of .jsonl, .ndjson: notes.txt" in caplog.text
 
 
 def test_a_row_of_two_megabytes_goes_through(tmp_path):
