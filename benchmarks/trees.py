@@ -3,9 +3,9 @@
     python -m benchmarks.trees --scenes=trajectories.jsonl --tokenizer=FOLDER
 
 Scenes need plans; by default they are the package's samples, whose tokenizer is trained on them.
-Both forms have the same targets and are packed by the same loader into rows of the same length:
-the longest tree's, or for the single replies that of `--row_length`, since without trees shorter
-rows would do. A Qwen3 takes steps on both in turns; an epoch is the median step's time by the
+Both forms have the same targets and are packed by the same loader, into rows of `--length` (by
+default the longest tree's) or, for the single replies, `--row_length`: without trees shorter rows
+would do. A Qwen3 takes steps on both in turns; an epoch is the median step's time by the
 steps that it takes at the fill that the loader reached.
 
 The model has two heads whatever its width. In Qwen3-32B 7 % of the arithmetic at 4096 tokens are
@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> None:
   single = rows.sft_rows(scenes, tokenizer, 1 << 20)
   vocab = compact(as_trees, single)
   longest = max(len(row["tokens"]) for row in (*as_trees, *single))
-  length = -(-longest // _MULTIPLE) * _MULTIPLE
+  length = _LENGTH.value or -(-longest // _MULTIPLE) * _MULTIPLE
   model = ModelConfig(
     vocab_size=vocab, hidden_size=_WIDTH.value, intermediate_size=3 * _WIDTH.value,
     num_layers=_LAYERS.value, num_heads=2, num_kv_heads=1,
@@ -127,6 +127,7 @@ def main(argv: Sequence[str]) -> None:
 if __name__ == "__main__":
   _SCENES = flags.DEFINE_string("scenes", "", "Trajectories with plans; empty: the samples")
   _TOKENIZER = flags.DEFINE_string("tokenizer", "", "Folder; empty: one trained on the scenes")
+  _LENGTH = flags.DEFINE_integer("length", 0, "Of packed rows; 0: the longest tree's")
   _ROW_LENGTH = flags.DEFINE_integer("row_length", 0, "Of the single replies; 0: as the trees'")
   _LAYERS = flags.DEFINE_integer("layers", 6, "Of the model", 1)
   _WIDTH = flags.DEFINE_integer("width", 512, "Of the model", 8)
