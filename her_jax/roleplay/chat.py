@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 import dataclasses
 from typing import TYPE_CHECKING
 
-from her_jax.roleplay import grammar, notations, prompts
+from her_jax.roleplay import grammar, notations, prompts, token_layers
 from her_jax.roleplay.prompts import Variant
 from her_jax.roleplay.schema import DataError, Trajectory
 from her_jax.roleplay.tokens import (
@@ -88,10 +88,12 @@ class Branch:
     turn: of the conversation.
     name_at: index in `ids` where the name begins.
     given: ids in front that belong to the prompt and are no targets.
+    layers: of each id, as `token_layers` numbers them.
   """
 
   at: int
   ids: list[int]
+  layers: list[int]
   turn: int
   name_at: int
   given: int = 0
@@ -130,13 +132,27 @@ def completion_ids(
   variant: Variant = DEFAULT,
 ) -> list[int]:
   """What the model is trained to emit: plan, `Name: reply`, end token."""
+  return completion_and_layers(plan, name, reply, tokenizer, variant)[0]
+
+
+def completion_and_layers(
+  plan: str,
+  name: str,
+  reply: str,
+  tokenizer: PreTrainedTokenizerBase,
+  variant: Variant = DEFAULT,
+) -> tuple[list[int], list[int]]:
+  """`completion_ids`, and the layer of each id as `token_layers` numbers them."""
+  written = reply
   if variant.notation == "coser":
-    reply = notations.to_coser(grammar.parse(reply))
-  return [
-    *_plan_ids(plan, tokenizer, variant),
-    *encode_text(f"{name}: {reply}", tokenizer),
-    control_id(IM_END, tokenizer),
-  ]
+    written = notations.to_coser(grammar.parse(reply))
+  planned = _plan_ids(plan, tokenizer, variant)
+  ids, layers = token_layers.encode_reply(name, reply, written, tokenizer)
+  of_plan = token_layers.LAYERS.index(grammar.PLAN) + 1
+  return (
+    [*planned, *ids, control_id(IM_END, tokenizer)],
+    [*[of_plan] * len(planned), *layers, 0],
+  )
 
 
 def read_completion(
@@ -269,10 +285,12 @@ def render_dialogue(
     if m.turn is not None and m.turn >= first_trained:
       turn = trajectory.turns[m.turn]
       if turn.plan:
-        ids = completion_ids(turn.plan, name, turn.reply, tokenizer, variant)
+        ids, layers = completion_and_layers(turn.plan, name, turn.reply, tokenizer, variant)
         name_at = len(given) + len(_plan_ids(turn.plan, tokenizer, variant))
         at = len(trunk) + len(header)
-        branches.append(Branch(at, given + ids, m.turn, name_at, len(given)))
+        branches.append(
+          Branch(at, given + ids, [0] * len(given) + layers, m.turn, name_at, len(given))
+        )
     trunk += message(m.role, m.text, tokenizer)
   if branches:
     trunk = trunk[: branches[-1].at]

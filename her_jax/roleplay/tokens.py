@@ -26,6 +26,14 @@ def encode_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
   return _plain(tokenizer).encode(text, add_special_tokens=False).ids
 
 
+def encode_with_places(
+  text: str, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[int], list[int]]:
+  """`encode_text`, and the place in `text` of each token's last sign."""
+  found = _plain(tokenizer).encode(text, add_special_tokens=False)
+  return found.ids, [max(end - 1, start) for start, end in found.offsets]
+
+
 def decode_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
   """The text of ids, control tokens left out."""
   text = tokenizer.decode(list(ids), skip_special_tokens=True)
