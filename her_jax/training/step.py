@@ -15,21 +15,34 @@ from her_jax.training import losses
 from her_jax.training.state import TrainState
 
 Batch = Mapping[str, jax.Array]
-# (model, batch) -> sum of losses, sum of weights, sums of further metrics by name.
-LossFn = Callable[[Qwen3, Batch], tuple[jax.Array, jax.Array, dict[str, jax.Array]]]
+# (model, batch) -> sum of losses, sum of weights, and further metrics by name: sums, whose mean
+# is over all weights, or pairs of a sum and its own weight.
+Extra = dict[str, jax.Array | tuple[jax.Array, jax.Array]]
+LossFn = Callable[[Qwen3, Batch], tuple[jax.Array, jax.Array, Extra]]
+
+
+_LAYERS = tuple(f"loss_{layer}" for layer in ("plan", "thought", "action", "speech"))
 
 
 @functools.cache
 def next_token_loss(valid_vocab: int) -> LossFn:
-  """Cross-entropy in nats at the weighted targets, for SFT and the judge alike."""
+  """Cross-entropy in nats at the weighted targets, for SFT and the judge alike.
 
-  def loss_fn(model: Qwen3, batch: Batch) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+  Of a batch with `layers` (as `roleplay.token_layers` numbers them) the mean of each layer's own
+  targets is told too, as `loss_plan`, `loss_thought`, `loss_action`, `loss_speech`.
+  """
+
+  def loss_fn(model: Qwen3, batch: Batch) -> tuple[jax.Array, jax.Array, Extra]:
     hidden, _ = model(batch["tokens"], batch["positions"], batch["visible_until"])
     weights = batch["loss_weights"]
     log_probs, _ = losses.token_log_probs(
       hidden, model.head(), batch["targets"], weights, valid_vocab=valid_vocab
     )
-    return -jnp.sum(weights * log_probs), jnp.sum(weights), {}
+    extra: Extra = {}
+    for number, name in enumerate(_LAYERS if "layers" in batch else (), 1):
+      own = jnp.where(batch["layers"] == number, weights, 0.0)
+      extra[name] = -jnp.sum(own * log_probs), jnp.sum(own)
+    return -jnp.sum(weights * log_probs), jnp.sum(weights), extra
 
   return loss_fn
 
@@ -48,7 +61,7 @@ def make_train_step(
 
   Returns:
     step(state, batch) -> state and metrics: `loss`, `targets` (the sum of weights),
-    `gradient_norm`, and the means of what `loss_fn` adds. It raises ConfigError where
+    `gradient_norm`, and the means of what `loss_fn` adds, NaN where there is nothing. It raises ConfigError where
     `micro_batches` does not divide the rows.
   """
 
@@ -85,7 +98,10 @@ def make_train_step(
       "loss": total / denominator,
       "targets": count,
       "gradient_norm": optax.tree.norm(gradients),
-      **{name: value / denominator for name, value in extra.items()},
+      **{
+        name: value[0] / value[1] if isinstance(value, tuple) else value / denominator
+        for name, value in extra.items()
+      },
     }
     return TrainState(state.step + 1, params, opt_state), metrics
 
