@@ -84,7 +84,7 @@ class Earlier:
       moment_shardings(old, mesh),
     )
     names = saver.flat(placed)
-    mend = self._mend()
+    mend = _mend(self.workdir)
     found = checkpoint.read(path, "train", names, mend)
     opt_state = jax.tree.unflatten(jax.tree.structure(old), [found[name] for name in names])
     opt_state = checkpoint.fill_up(opt_state, new, moment_shardings(new, mesh))
@@ -106,13 +106,6 @@ class Earlier:
           f" Continue on {was[name]}, or start another run from it, with"
           f" --config.init_from={self.workdir} and another folder"
         )
-
-  def _mend(self) -> str:
-    older = checkpoint.steps(self.workdir)[:-1]
-    path = checkpoint.folder(self.workdir, self.step)
-    if older:
-      return f"delete {path.name}/ to continue from step {older[-1]}, the one before"
-    return f"copy it again, or begin anew: {_ANEW}"
 
 
 def describe(
@@ -147,7 +140,7 @@ def find(config: ml_collections.ConfigDict, workdir: str) -> Earlier | None:
       f" training, so it cannot be continued; choose another folder, with"
       f" --config.init_from={workdir} to start from it. {_ANEW}"
     )
-  run = checkpoint.read(path, "run", None)
+  run = checkpoint.read(path, "run", None, _mend(workdir))
   changed = _differences(run["config"], _plain(config))
   if rounding := sorted(name for name in changed if _is_in(name, _ROUNDING)):
     logging.info("%s changed: equal from here on but for rounding", ", ".join(rounding))
@@ -163,6 +156,14 @@ def find(config: ml_collections.ConfigDict, workdir: str) -> Earlier | None:
       f" values, or choose another folder; {_ANEW}"
     )
   return Earlier(workdir, steps[-1], run)
+
+
+def _mend(workdir: str) -> str:
+  """What to do about a damaged part of the newest checkpoint."""
+  *_, older, newest = [0, *checkpoint.steps(workdir)]
+  if older:
+    return f"delete {newest}/ to continue from step {older}, the one before"
+  return f"copy it again, or begin anew: {_ANEW}"
 
 
 def _differences(old: Any, new: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:

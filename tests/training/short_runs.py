@@ -1,14 +1,14 @@
 """Runs of `her_jax.main` with a model so small that a process takes seconds."""
 
 import dataclasses
+import itertools
 import json
 import multiprocessing
 import multiprocessing.context
 import os
 import pathlib
-import signal
 import sys
-import time
+import threading
 from typing import Any
 
 import jax
@@ -45,18 +45,36 @@ def prepare(folder: pathlib.Path) -> dict[str, Any]:
   }
 
 
+@dataclasses.dataclass(frozen=True)
+class Stop:
+  """The signal that a run gives itself, and when.
+
+  Attributes:
+    signal: its number.
+    after: so many steps whose metrics it has written.
+    delay_s: seconds later, wherever it is then.
+    event: of Python's audit events, and how its first argument ends: just before the `after`-th
+      of these, in the place of a step.
+  """
+
+  signal: int
+  after: int
+  delay_s: float = 0.0
+  event: tuple[str, str] | None = None
+
+
 def start(
-  workdir: pathlib.Path, settings: dict[str, Any], *flags: str, at: int = 0, what: int = 0
+  workdir: pathlib.Path, settings: dict[str, Any], stop: Stop | None = None
 ) -> multiprocessing.context.ForkServerProcess:
-  """Starts a run, which sends itself the signal `what` when it writes the metrics of step `at`."""
-  process = _RUNS.Process(target=_run, args=(workdir, settings, flags, at, what))
+  """Starts a run."""
+  process = _RUNS.Process(target=_run, args=(workdir, settings, stop))
   process.start()
   return process
 
 
-def finish(workdir: pathlib.Path, settings: dict[str, Any], *flags: str, **kill: int) -> int:
-  """Runs to the end and returns the exit code; what was printed is in `workdir/log`."""
-  process = start(workdir, settings, *flags, **kill)
+def finish(workdir: pathlib.Path, settings: dict[str, Any], stop: Stop | None = None) -> int:
+  """Runs to the end and returns the exit code."""
+  process = start(workdir, settings, stop)
   process.join(300)
   assert process.exitcode is not None, "the run does not end"
   return process.exitcode
@@ -87,19 +105,9 @@ def assert_equal(one: pathlib.Path, two: pathlib.Path) -> None:
   assert rows[0] == rows[1]
 
 
-def wait_for(path: pathlib.Path, seconds: float = 60) -> None:
-  """Waits until there is such a path."""
-  end = time.monotonic() + seconds
-  while not path.exists():
-    assert time.monotonic() < end, f"no {path}"
-    time.sleep(0.005)
-
-
-def _run(
-  workdir: pathlib.Path, settings: dict[str, Any], flags: tuple[str, ...], at: int, what: int
-) -> None:
+def _run(workdir: pathlib.Path, settings: dict[str, Any], stop: Stop | None) -> None:
   os.environ.pop("XLA_FLAGS", None)  # The config says how many devices there are.
-  sys.argv = ["her_jax", "--config=configs/sft.py:tiny", f"--workdir={workdir}", *flags]
+  sys.argv = ["her_jax", "--config=configs/sft.py:tiny", f"--workdir={workdir}"]
   sys.argv += [f"--config.{name}={value}" for name, value in settings.items()]
   workdir.parent.mkdir(parents=True, exist_ok=True)
   with workdir.with_name(f"{workdir.name}.log").open("a") as printed:
@@ -111,17 +119,38 @@ def _run(
     models.PRESETS["tiny"], hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4,
     num_kv_heads=2, head_dim=8,
   )  # fmt: skip
-  if what:
-    write = metrics.MetricWriter.write
-
-    def deadly(self: metrics.MetricWriter, step: int, values: dict[str, Any]) -> None:
-      write(self, step, values)
-      if step == at:
-        os.kill(os.getpid(), what)
-
-    metrics.MetricWriter.write = deadly  # type: ignore[method-assign]
-  signal.signal(signal.SIGTERM, signal.SIG_DFL)
+  if stop:
+    _arm(stop)
   main.run()
+
+
+def _arm(stop: Stop) -> None:
+  seen = itertools.count(1)
+  end = lambda: os.kill(os.getpid(), stop.signal)
+
+  if stop.event:
+    event, ending = stop.event
+
+    def hear(name: str, args: tuple[Any, ...]) -> None:
+      if (
+        name != event
+        or not str(args[0]).endswith(ending)
+        or "/checkpoints/" not in str(args[0])
+      ):
+        return
+      if (name != "open" or "w" in str(args[1])) and next(seen) == stop.after:
+        end()
+
+    sys.addaudithook(hear)
+    return
+  write = metrics.MetricWriter.write
+
+  def write_and_end(self: metrics.MetricWriter, step: int, values: dict[str, Any]) -> None:
+    write(self, step, values)
+    if next(seen) == stop.after:
+      threading.Timer(stop.delay_s, end).start() if stop.delay_s else end()
+
+  metrics.MetricWriter.write = write_and_end  # type: ignore[method-assign]
 
 
 def _strings(value: Any) -> list[str]:

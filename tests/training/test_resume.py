@@ -30,8 +30,11 @@ def test_ten_steps_and_ten_are_twenty(settings, tmp_path, workers, packing, micr
     "data.workers": workers, "data.packing": packing, "micro_batches": micro_batches
   }  # fmt: skip
   # The step under way when the signal comes, two later than the one whose metrics are written.
-  code = short_runs.finish(tmp_path / "two", settings, at=8, what=signal.SIGTERM)
+  code = short_runs.finish(tmp_path / "two", settings, short_runs.Stop(signal.SIGTERM, 8))
   assert code == preemption.EXIT_CODE, short_runs.log(tmp_path / "two")
+  printed = short_runs.log(tmp_path / "two")
+  assert "Traceback" not in printed and printed.count("her_jax: ") == 1
+  assert "ended by SIGTERM after step" in printed and "the same command continues" in printed
   (step,) = checkpoint.steps(str(tmp_path / "two"))
   assert 8 <= step <= 10
   assert short_runs.finish(tmp_path / "two", settings) == 0, short_runs.log(tmp_path / "two")
