@@ -7,6 +7,9 @@ each [batch, length]; see `trees.lay_out` for a row by example.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
+import multiprocessing
+import os
+import threading
 from typing import Any
 
 import grain
@@ -271,7 +274,7 @@ def batches(
     ).map(lambda packed: _absolute(packed, pad_id))
   stream = stream.batch(batch_size // hosts)
   if workers:
-    stream = stream.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+    stream = stream.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers), _end_with)
   return stream
 
 
@@ -306,6 +309,18 @@ def padded_batches(
     chunk += [empty] * (batch_size - len(chunk))
     padded = [trees.pad(row, length, pad_id) for row in chunk]
     yield {name: np.stack([row[name] for row in padded]) for name in padded[0]}
+
+
+def _end_with(worker: int, workers: int) -> None:
+  """Has a worker end with the process it works for, also where that one is killed."""
+  parent = multiprocessing.parent_process()
+
+  def watch() -> None:
+    if parent is not None:
+      parent.join()
+      os._exit(1)
+
+  threading.Thread(target=watch, daemon=True).start()
 
 
 def _drop_words(row: Row, rng: np.random.Generator, share: float, words: np.ndarray) -> Row:

@@ -112,6 +112,7 @@ def fit(
         notice=notice,
         workdir=workdir,
       )
+  batches.close()  # Ends its workers.
   return state.params, found
 
 

@@ -88,10 +88,16 @@ def log(workdir: pathlib.Path) -> str:
 def assert_equal(one: pathlib.Path, two: pathlib.Path) -> None:
   """Two workdirs hold the same newest checkpoint and metrics, bit for bit, but for the times."""
   states = []
+  here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   for workdir in (one, two):
     step = checkpoint.steps(str(workdir))[-1]
     path = checkpoint.folder(str(workdir), step).as_posix()
-    states.append(ocp.load_checkpointables(path, {"params": None, "train": None}))
+    held = ocp.checkpointables_metadata(path).metadata
+    like = jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),
+      {name: held[name] for name in ("params", "train")},
+    )
+    states.append(ocp.load_checkpointables(path, like))
   assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
   for (path, a), b in zip(
     jax.tree.leaves_with_path(states[0]), jax.tree.leaves(states[1]), strict=True

@@ -3,9 +3,11 @@
 import pathlib
 import random
 import signal
+import time
 
 import jax
 import numpy as np
+import psutil
 import pytest
 
 from her_jax import sharding
@@ -95,3 +97,22 @@ def test_twenty_kills(settings, unbroken, tmp_path):
   print(f"20 kills, {within_a_save} within a save; the last at step {newest} of 100")
   assert within_a_save and newest >= 20
   short_runs.assert_equal(unbroken(100), workdir)
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_run_that_is_killed(settings, tmp_path):
+  """They would hold the data in memory for ever."""
+  stop = short_runs.Stop(signal.SIGKILL, 3)
+  process = short_runs.start(tmp_path / "run", settings | {"data.workers": 2}, stop)
+  main = psutil.Process(process.pid)
+  workers: set[psutil.Process] = set()
+  while process.is_alive():
+    try:
+      workers |= {p for p in main.children(True) if "spawn_main" in " ".join(p.cmdline())}
+    except psutil.Error:  # Gone between the question and the answer.
+      pass
+    time.sleep(0.05)
+  assert process.exitcode == -signal.SIGKILL, short_runs.log(tmp_path / "run")
+  assert len(workers) >= 2
+  gone, alive = psutil.wait_procs(workers, timeout=20)
+  assert not alive
