@@ -2,6 +2,9 @@
 
 python -m her_jax.main --config=configs/sft.py:tiny --workdir=out/sft
 python -m her_jax.main --config=configs/rl.py --workdir=/mnt/bucket/run1
+
+The same command on the same workdir continues SFT and the judge from their newest checkpoint. It
+exits with 42 where SIGTERM ended a run that has saved: see `training.preemption`.
 """
 
 from collections.abc import Sequence

@@ -113,7 +113,9 @@ def assert_equal(one: pathlib.Path, two: pathlib.Path) -> None:
 
 def _run(workdir: pathlib.Path, settings: dict[str, Any], stop: Stop | None) -> None:
   os.environ.pop("XLA_FLAGS", None)  # The config says how many devices there are.
-  sys.argv = ["her_jax", "--config=configs/sft.py:tiny", f"--workdir={workdir}"]
+  settings = dict(settings)
+  task = settings.pop("task", "sft")
+  sys.argv = ["her_jax", f"--config=configs/{task}.py:tiny", f"--workdir={workdir}"]
   sys.argv += [f"--config.{name}={value}" for name, value in settings.items()]
   workdir.parent.mkdir(parents=True, exist_ok=True)
   with workdir.with_name(f"{workdir.name}.log").open("a") as printed:
