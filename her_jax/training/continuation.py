@@ -50,8 +50,15 @@ class Earlier:
     return dict(self.run["before"])
 
   def load_model(self, mesh: jax.sharding.Mesh) -> checkpoint.Checkpoint:
-    """Model and tokenizer, as the training left them."""
-    return checkpoint.load(self.workdir, mesh, "workdir")
+    """Model and tokenizer, as the training left them.
+
+    Raises:
+      ConfigError: a file is damaged.
+    """
+    try:
+      return checkpoint.load(self.workdir, mesh, "workdir")
+    except ConfigError as error:
+      raise ConfigError(f"{error}. Or else {_mend(self.workdir)}") from error
 
   def restore(
     self,

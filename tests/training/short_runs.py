@@ -1,6 +1,7 @@
 """Runs of `her_jax.main` with a model so small that a process takes seconds."""
 
 import dataclasses
+import faulthandler
 import itertools
 import json
 import multiprocessing
@@ -25,6 +26,8 @@ from her_jax.training import checkpoint, metrics
 _RUNS = multiprocessing.get_context("forkserver")
 _RUNS.set_forkserver_preload(["her_jax.tasks.sft", "her_jax.main", __name__])
 _SCENES = 4
+# On two cores with other work on them a hundred steps with fifty saves took 60 to 100 s.
+_LIMIT_S = 580
 
 
 def prepare(folder: pathlib.Path) -> dict[str, Any]:
@@ -75,8 +78,8 @@ def start(
 def finish(workdir: pathlib.Path, settings: dict[str, Any], stop: Stop | None = None) -> int:
   """Runs to the end and returns the exit code."""
   process = start(workdir, settings, stop)
-  process.join(300)
-  assert process.exitcode is not None, "the run does not end"
+  process.join(_LIMIT_S)
+  assert process.exitcode is not None, f"the run does not end: {log(workdir)}"
   return process.exitcode
 
 
@@ -127,6 +130,7 @@ def _run(workdir: pathlib.Path, settings: dict[str, Any], stop: Stop | None) -> 
     models.PRESETS["tiny"], hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4,
     num_kv_heads=2, head_dim=8,
   )  # fmt: skip
+  faulthandler.dump_traceback_later(_LIMIT_S - 20)  # Where it hangs, if it does.
   if stop:
     _arm(stop)
   main.run()

@@ -14,6 +14,7 @@ import pytest
 from configs import sft
 from her_jax import sharding
 from her_jax.errors import ConfigError
+from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.models.config import ModelConfig
 from her_jax.roleplay.prompts import Variant
 from her_jax.training import checkpoint, continuation
@@ -248,6 +249,17 @@ def test_a_damaged_part_is_named_with_the_mend(part, pattern, older, tmp_path):
   if older:
     shutil.rmtree(tmp_path / "checkpoints" / "3")
     assert _restore(tmp_path, config, _mesh(1)).step == 2
+
+
+def test_damaged_weights_are_named_with_the_mend(tmp_path):
+  _save(tmp_path, _config(), _mesh(1), steps=(2, 3))
+  checkpoint.write_tokenizer(str(tmp_path), hf_tokenizer.train(["Una waits."], 300))
+  _cut(tmp_path / "checkpoints" / "3" / "params", "_METADATA")
+  earlier = continuation.find(_config(), str(tmp_path))
+  with pytest.raises(ConfigError, match="checkpoints/3 cannot.*Or else delete 3/ to continue"):
+    earlier.load_model(_mesh(1))
+  shutil.rmtree(tmp_path / "checkpoints" / "3")
+  assert continuation.find(_config(), str(tmp_path)).load_model(_mesh(1)).step == 2
 
 
 def test_too_little_space_is_told_before_the_first_step(tmp_path, monkeypatch):

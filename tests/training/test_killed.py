@@ -81,7 +81,7 @@ def test_killed_within_a_save(settings, unbroken, tmp_path, moments):
 @pytest.mark.slow
 def test_twenty_kills(settings, unbroken, tmp_path):
   """Each within the next few steps of a run that saves every other step."""
-  settings = settings | {"steps": 100}
+  settings = settings | {"steps": 60}
   workdir, chance = tmp_path / "broken", random.Random(0)
   within_a_save, newest = 0, 0
   for _ in range(20):
@@ -94,9 +94,9 @@ def test_twenty_kills(settings, unbroken, tmp_path):
       newest = _load_newest(workdir)
     assert newest >= begun
   assert short_runs.finish(workdir, settings) == 0, short_runs.log(workdir)
-  print(f"20 kills, {within_a_save} within a save; the last at step {newest} of 100")
+  print(f"20 kills, {within_a_save} within a save; the last at step {newest} of 60")
   assert within_a_save and newest >= 20
-  short_runs.assert_equal(unbroken(100), workdir)
+  short_runs.assert_equal(unbroken(60), workdir)
 
 
 @pytest.mark.slow
