@@ -17,7 +17,7 @@ from her_jax.tasks.data import Scenes
 from her_jax.training import checkpoint, continuation, loop, metrics, workdirs
 from her_jax.training import optimizer as optimizers
 from her_jax.training import step as steps
-from her_jax.training.preemption import Notice
+from her_jax.training.preemption import Notice, Preempted
 from her_jax.training.saver import Saver
 from her_jax.training.state import TrainState
 
@@ -112,13 +112,18 @@ def fit(
         notice=notice,
         workdir=workdir,
       )
+    if notice.given(config.steps + 1):  # While the last state was saved.
+      raise Preempted(
+        f"{name}: ended by SIGTERM after its last step, which is saved; the same command goes on"
+        f" with what comes after it"
+      )
   batches.close()  # Ends its workers.
   return state.params, found
 
 
 def _tell(earlier: continuation.Earlier, config: ml_collections.ConfigDict, name: str) -> None:
   if earlier.step < config.steps:
-    logging.info("%s: continued behind step %d of %d", name, earlier.step, config.steps)
+    logging.info("%s: continued after step %d of %d", name, earlier.step, config.steps)
   else:
     logging.info(
       "%s: the run in %s has done its %d steps, nothing is trained; to begin anew, pass"

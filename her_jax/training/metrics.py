@@ -25,12 +25,12 @@ from tensorboardX import SummaryWriter
 class MetricWriter:
   """Writes one JSON object a step to `workdir/metrics.jsonl`, and scalars to TensorBoard.
 
-  Only the first process writes. A new writer starts the files afresh, or goes on behind a step
+  Only the first process writes. A new writer starts the files afresh, or goes on after a step
   that a run is continued from: what was written of later ones is taken back.
   """
 
   def __init__(self, workdir: str | pathlib.Path, after: int = 0):
-    """Opens the files; `after` is the step to go on behind."""
+    """Opens the files; `after` is the step to go on after."""
     self._on = jax.process_index() == 0
     if not self._on:
       return

@@ -72,7 +72,7 @@ def test_killed_within_a_save(settings, unbroken, tmp_path, moments):
     step = _load_newest(workdir)
     assert step in (6, 8), moment
     assert short_runs.finish(workdir, settings) == 0, short_runs.log(workdir)
-    assert f"continued behind step {step} of 12" in short_runs.log(workdir)
+    assert f"continued after step {step} of 12" in short_runs.log(workdir)
     names = sorted(path.name for path in (workdir / "checkpoints").iterdir())
     assert names == ["10", "12"], moment
     short_runs.assert_equal(unbroken(12), workdir)

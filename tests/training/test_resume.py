@@ -38,7 +38,7 @@ def test_ten_steps_and_ten_are_twenty(settings, tmp_path, workers, packing, micr
   (step,) = checkpoint.steps(str(tmp_path / "two"))
   assert 8 <= step <= 10
   assert short_runs.finish(tmp_path / "two", settings) == 0, short_runs.log(tmp_path / "two")
-  assert f"continued behind step {step} of 20" in short_runs.log(tmp_path / "two")
+  assert f"continued after step {step} of 20" in short_runs.log(tmp_path / "two")
   assert short_runs.finish(tmp_path / "one", settings) == 0, short_runs.log(tmp_path / "one")
   short_runs.assert_equal(tmp_path / "one", tmp_path / "two")
 
@@ -74,6 +74,10 @@ def test_a_run_that_has_ended_is_measured_again_and_not_trained(settings, tmp_pa
   settings = settings | {"steps": 3, "eval_samples": 2, "sampling.prompt_length": 400}
   settings |= {"data.eval_length": 512, "sampling.max_new_tokens": 4}
   workdir = tmp_path / "run"
+  # The last step's metrics are written when no further step will ask for the signal.
+  code = short_runs.finish(workdir, settings, short_runs.Stop(signal.SIGTERM, 3))
+  assert code == preemption.EXIT_CODE, short_runs.log(workdir)
+  assert checkpoint.steps(str(workdir)) == [3]
   assert short_runs.finish(workdir, settings) == 0, short_runs.log(workdir)
   files = ("metrics.jsonl", "config.json", "samples/before.json", "samples/after.json")
   before = {name: (workdir / name).read_bytes() for name in files}
