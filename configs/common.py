@@ -89,6 +89,23 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
   return config
 
 
+def resumable(config: ml_collections.ConfigDict) -> None:
+  """Adds what SFT and the judge have beside: how they read their data, and save themselves."""
+  tiny = config.model == TINY
+  # Processes on each host that prepare batches; 0: the one that trains does.
+  config.data.workers = 0
+  # Whether several trees share a row. Without it each row is one tree and padding.
+  config.data.packing = True
+  config.checkpoint = ml_collections.ConfigDict()
+  # Steps from one checkpoint to the next, beside that of the last; 0: that alone.
+  config.checkpoint.every = 300 if tiny else 100
+  # How many of the newest are kept. One of Qwen3-32B takes 393 GB, most of it moments.
+  config.checkpoint.keep = 2
+  # Whether the run goes on where an earlier one in its workdir stopped. False: it begins anew,
+  # and removes the checkpoints of that one.
+  config.checkpoint.resume = True
+
+
 def rows(task: str, arg: str | None) -> int:
   """Rows of a batch: the paper's 32, or what a pod's preset has."""
   pod = pods.TRAINING.get(task, {}).get(arg or "")

@@ -12,6 +12,7 @@ from configs import common
 def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   """Qwen3-32B on a pod; `tiny` continues from the SFT checkpoint on a CPU."""
   config = common.base("genrm", arg)
+  common.resumable(config)
   tiny = config.model == common.TINY
   config.steps = 900 if tiny else 2000
   config.batch_size = 1 if tiny else common.rows("genrm", arg)

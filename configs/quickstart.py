@@ -16,6 +16,8 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   config.task = "quickstart"
   config.seed = 0
   config.model = "tiny"
+  # Whether stages that are there already are kept, and one that was broken off goes on.
+  config.checkpoint = ml_collections.ConfigDict({"resume": True})
   config.mesh = sft.get_config("tiny").mesh
   config.cpu_devices = sft.get_config("tiny").cpu_devices
   for stage in (sft, genrm, rl, evaluate, export):

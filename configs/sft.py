@@ -15,6 +15,7 @@ from configs import common
 def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   """Qwen3-32B on a pod; `tiny` trains from random weights on a CPU in minutes."""
   config = common.base("sft", arg)
+  common.resumable(config)
   tiny = config.model == common.TINY
   config.steps = 1800 if tiny else 2000
   config.batch_size = 2 if tiny else common.rows("sft", arg)

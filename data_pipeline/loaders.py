@@ -6,6 +6,10 @@ each [batch, length]; see `trees.lay_out` for a row by example.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
+import hashlib
+import multiprocessing
+import os
+import threading
 from typing import Any
 
 import grain
@@ -230,17 +234,25 @@ def batches(
   hosts: int = 1,
   word_dropout: float = 0.0,
   word_ids: Sequence[int] = (),
-) -> Iterator[Row]:
+  packing: bool = True,
+  workers: int = 0,
+) -> grain.IterDataset[Row]:
   """Shuffled, repeated, packed batches for ever.
 
   Each host reads every `hosts`-th tree and packs `batch_size / hosts` rows of `length`.
   `visible_until` is packed relative to its slot, which packing moves, and made absolute
   afterwards.
 
+  An iterator's `get_state` and `set_state` continue it exactly: the place in the shuffled trees,
+  half-filled rows, and the draws of word dropout, which follow from the seed and the place.
+
   Args:
     word_dropout: share of the input tokens among `word_ids` that are replaced by another of
       them, drawn afresh each epoch; targets stay. It keeps a small model from learning a
       small corpus by heart (word dropout, Bowman et al., arXiv:1511.06349).
+    packing: False: a tree a row, filled up with padding.
+    workers: processes that prepare batches; 0 does so in this one. Each reads its own part of
+      the trees, so their number is part of the order.
   """
   if batch_size % hosts:
     raise ConfigError(f"a batch of {batch_size} rows cannot be split over {hosts} hosts")
@@ -250,24 +262,41 @@ def batches(
   if word_dropout:
     words = np.asarray(word_ids, np.int32)
     dataset = dataset.random_map(lambda row, rng: _drop_words(row, rng, word_dropout, words))
-  dataset = dataset.map(_relative).to_iter_dataset(
-    grain.ReadOptions(num_threads=1, prefetch_buffer_size=64)
-  )
-  names = ("tokens", "targets", "loss_weights", "visible_until", "positions")
-  dataset = grain.experimental.FirstFitPackIterDataset(
-    dataset, length_struct=dict.fromkeys(names, length), num_packing_bins=8
-  )
-  dataset = dataset.map(lambda packed: _absolute(packed, pad_id)).batch(batch_size // hosts)
-  return iter(dataset)
+  if packing:
+    dataset = dataset.map(_relative)
+  else:
+    dataset = dataset.map(lambda row: trees.pad(row, length, pad_id))
+  stream = dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=64))
+  if packing:
+    names = ("tokens", "targets", "loss_weights", "visible_until", "positions")
+    stream = grain.experimental.FirstFitPackIterDataset(
+      stream, length_struct=dict.fromkeys(names, length), num_packing_bins=8
+    ).map(lambda packed: _absolute(packed, pad_id))
+  stream = stream.batch(batch_size // hosts)
+  if workers:
+    stream = stream.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers), _end_with)
+  return stream
 
 
-def prompt_stream(prompts: Sequence[Any], *, batch_size: int, seed: int) -> Iterator[list[Any]]:
+def prompt_stream(
+  prompts: Sequence[Any], *, batch_size: int, seed: int
+) -> grain.IterDataset[list[Any]]:
   """Shuffled, repeated lists of `batch_size` prompts (indices into `prompts` are shuffled)."""
   if not prompts:
     raise ConfigError("no prompts: the data holds no turn with a plan that fits")
   dataset = grain.MapDataset.range(len(prompts)).seed(seed).shuffle().repeat()
-  dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=1)).batch(batch_size)
-  return ([prompts[i] for i in chosen] for chosen in dataset)
+  stream = dataset.to_iter_dataset(grain.ReadOptions(num_threads=1)).batch(batch_size)
+  return stream.map(lambda chosen: [prompts[i] for i in chosen])
+
+
+def fingerprint(rows: Sequence[Row], word_ids: Sequence[int] = ()) -> str:
+  """A digest of what `batches` is given: other data under the same path are told by it."""
+  digest = hashlib.sha256(np.asarray(word_ids, np.int32).tobytes())
+  for row in rows:
+    for name in sorted(row):
+      digest.update(f"{name} {row[name].dtype} {row[name].shape} ".encode())
+      digest.update(np.ascontiguousarray(row[name]).tobytes())
+  return digest.hexdigest()[:16]
 
 
 def padded_batches(
@@ -280,6 +309,18 @@ def padded_batches(
     chunk += [empty] * (batch_size - len(chunk))
     padded = [trees.pad(row, length, pad_id) for row in chunk]
     yield {name: np.stack([row[name] for row in padded]) for name in padded[0]}
+
+
+def _end_with(worker: int, workers: int) -> None:
+  """Has a worker end with the process it works for, also where that one is killed."""
+  parent = multiprocessing.parent_process()
+
+  def watch() -> None:
+    if parent is not None:
+      parent.join()
+      os._exit(1)
+
+  threading.Thread(target=watch, daemon=True).start()
 
 
 def _drop_words(row: Row, rng: np.random.Generator, share: float, words: np.ndarray) -> Row:

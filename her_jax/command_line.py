@@ -15,6 +15,7 @@ import ml_collections
 from her_jax.errors import ConfigError
 from her_jax.models.config import PRESETS, Remat
 from her_jax.roleplay.schema import DataError
+from her_jax.training import preemption
 from her_jax.training.loop import NotFinite
 
 # What a user can mend: shown as a message, without a traceback.
@@ -34,9 +35,9 @@ _NAMES = (
 )
 # The least that a number may be -> the fields, where the task has them.
 _LEAST = {
-  0: ("seed", "steps", "eval_samples", "eval_pairs"),
+  0: ("seed", "steps", "eval_samples", "eval_pairs", "checkpoint.every", "data.workers"),
   1: (
-    "batch_size", "micro_batches", "log_every", "cpu_devices", "data.length",
+    "batch_size", "micro_batches", "log_every", "cpu_devices", "checkpoint.keep", "data.length",
     "data.eval_length", "data.eval_batch_size",
     *(f"{section}.{field}" for section in ("sampling", "judge")
       for field in ("prompt_length", "max_new_tokens", "prompts_per_call")),
@@ -49,6 +50,9 @@ def run(
 ) -> None:
   """Calls `main` as `app.run` does; expected failures end in one message each.
 
+  Exits with 0, 1 (failed), 2 (a mistake on the command line), or `preemption.EXIT_CODE`: the run
+  was told to end, has saved, and is continued by the same command.
+
   Args:
     main: Takes what is left of the command line.
     program: Begins the messages.
@@ -57,6 +61,9 @@ def run(
   parse = functools.partial(parse_flags, program=program, default=default)
   try:
     app.run(main, flags_parser=parse)
+  except preemption.Preempted as error:
+    print(f"{program}: {error}", file=sys.stderr)
+    sys.exit(preemption.EXIT_CODE)
   except _EXPECTED as error:
     message = str(error)
   except Exception as error:

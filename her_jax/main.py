@@ -2,6 +2,9 @@
 
 python -m her_jax.main --config=configs/sft.py:tiny --workdir=out/sft
 python -m her_jax.main --config=configs/rl.py --workdir=/mnt/bucket/run1
+
+The same command on the same workdir continues SFT and the judge from their newest checkpoint. It
+exits with 42 where SIGTERM ended a run that has saved: see `training.preemption`.
 """
 
 from collections.abc import Sequence
@@ -22,7 +25,7 @@ from ml_collections import config_flags
 
 from her_jax import command_line, cpu_backend, distributed, sharding
 from her_jax.errors import ConfigError
-from her_jax.training import budget, workdirs
+from her_jax.training import budget, continuation, workdirs
 
 TASKS = ("sft", "genrm", "rl", "evaluate", "export", "quickstart", "synthesize")
 
@@ -68,6 +71,8 @@ def main(argv: Sequence[str]) -> None:
   )  # fmt: skip
   mesh = sharding.make_mesh(**config.mesh)
   budget.check(config, jax.devices())
+  if config.task in ("sft", "genrm"):
+    continuation.find(config, workdir)  # Refuses before the old config.json is written over.
 
   folder = epath.Path(workdir)
   folder.mkdir(parents=True, exist_ok=True)

@@ -166,7 +166,7 @@ def constrain(x: jax.Array, *names: str) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, RULES.spec(names, x.shape, mesh))
 
 
-def shardings(params: nnx.State, mesh: Mesh) -> nnx.State:
+def shardings(params: Any, mesh: Mesh) -> Any:
   """The sharding of every parameter, in the structure of `params`.
 
   Args:

@@ -12,13 +12,15 @@
 #      environment there (a second launch with the same setup.py and pins skips this),
 #   3. starts the same command on all workers, detached: it goes on when this script ends,
 #   4. shows worker 0's log until the run ends, and ends with the run's exit code. If another
-#      worker failed, the end of its log is shown too.
+#      worker failed, the end of its log is shown too. Exit code 42: the run was told to end and
+#      has saved; the same command goes on where it stopped.
 # While a run goes on, another one under the same NAME is refused: they would share the chips.
 #
 #   --zone, --project  as for gcloud; gcloud's own defaults if missing
 #   --dry_run          print the commands, one a line, quoted for a shell, and run none
 #   --attach           show the log of the run that goes on, or of the last one
-#   --stop             end the run on all workers; what it has not saved yet is lost
+#   --stop             end the run on all workers; SFT and the judge save before, other tasks lose
+#                      what they have not saved yet
 #   --                 everything after it goes to her_jax, also a flag named like one of these
 #
 # Examples:

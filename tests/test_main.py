@@ -165,6 +165,8 @@ _MISTAKES = {
       ("rl", "judge.max_new_tokens", 0),
       ("evaluate", "data.eval_batch_size", 0),
       ("sft", "steps", -1),
+      ("sft", "data.workers", -1),
+      ("genrm", "checkpoint.keep", 0),
     )
   },
   "a mesh that does not fit": ((_SFT, *_QUICK, "--config.mesh.tensor=3"), ("tensor=3",)),

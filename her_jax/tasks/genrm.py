@@ -8,28 +8,27 @@ import jax
 import ml_collections
 
 from data_pipeline import loaders
-from her_jax import sharding
 from her_jax.evaluation import console
 from her_jax.evaluation.judge import evaluate_judge, judged_pairs
-from her_jax.roleplay import chat
 from her_jax.roleplay.schema import PreferencePair
-from her_jax.tasks import data, start
-from her_jax.training import checkpoint, loop, metrics
-from her_jax.training import optimizer as optimizers
-from her_jax.training import step as steps
-from her_jax.training.state import TrainState
+from her_jax.tasks import data, start, train
+from her_jax.training import checkpoint
 
 
 def run(
   config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
 ) -> dict[str, Any]:
-  """Trains and saves a judge; returns `evaluation.judge.evaluate_judge` on held-out pairs."""
+  """Trains and saves a judge, or goes on where an earlier run of this workdir stopped.
+
+  Returns:
+    `evaluation.judge.evaluate_judge` on held-out pairs.
+  """
   scenes = data.load_scenes(config)
   pairs = data.load_pairs(config, scenes)
-  train = [pair for pair in pairs if pair.split == "train"]
-  model = start.start_model(config, mesh, scenes).with_remat(config.remat)
+  taught = [pair for pair in pairs if pair.split == "train"]
+  model, earlier = train.start_model(config, workdir, mesh, scenes)
   rows, counts = loaders.judge_trees(
-    train,
+    taught,
     scenes.train,
     model.tokenizer,
     config.data.length,
@@ -37,44 +36,19 @@ def run(
     config.seed,
     model.variant,
     config.verdict_weight,
-    data.load_judgements(config, train),
+    data.load_judgements(config, taught),
   )
   logging.info("judge data: %s", counts.line())
-  host, hosts = sharding.row_shard(mesh)
-  batches = loaders.batches(
-    rows,
-    length=config.data.length,
-    batch_size=config.batch_size,
-    seed=config.seed,
-    pad_id=chat.control_id(chat.PAD, model.tokenizer),
-    host=host,
-    hosts=hosts,
-    word_dropout=config.data.word_dropout,
-    word_ids=start.word_ids(model.tokenizer, scenes),
+
+  def show_before() -> dict[str, Any]:
+    _show(config, model, model.params, scenes, pairs, "before")
+    return {}
+
+  params, _ = train.fit(
+    config, workdir, mesh, model, earlier, scenes, rows, show_before, "judge"
   )
-  optimizer, schedule = optimizers.build(config.optimizer, config.steps)
-  step_fn = steps.make_train_step(
-    model.graphdef, optimizer, steps.next_token_loss(len(model.tokenizer)), config.micro_batches
-  )
-  checkpoint.clear(workdir, config.init_from)
-  _show(config, model, model.params, scenes, pairs, "before")
-  with metrics.MetricWriter(workdir) as writer:
-    state = loop.fit(
-      TrainState.create(model.params, optimizer),
-      step_fn,
-      batches,
-      steps=config.steps,
-      schedule=schedule,
-      writer=writer,
-      mesh=mesh,
-      log_every=config.log_every,
-      name="judge",
-    )
-  checkpoint.save(
-    workdir, config.steps, model.config, state.params, model.tokenizer, model.variant
-  )
-  _show(config, model, state.params, scenes, pairs, "after")
-  return measure(config, model, state.params, scenes, pairs)
+  _show(config, model, params, scenes, pairs, "after")
+  return measure(config, model, params, scenes, pairs)
 
 
 def measure(

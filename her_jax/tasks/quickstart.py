@@ -25,6 +25,8 @@ def run(
   config = ml_collections.ConfigDict(config)
   for stage in (*places, "export"):
     config[stage].seed = config.seed
+    if "checkpoint" in config[stage]:
+      config[stage].checkpoint.resume = config.checkpoint.resume
   config.genrm.init_from = places["sft"]
   config.rl.policy = config.evaluate.baseline = places["sft"]
   config.rl.judge.checkpoint = config.evaluate.judge.checkpoint = places["genrm"]

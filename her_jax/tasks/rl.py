@@ -65,7 +65,7 @@ def run(
   )
   count = rl.prompts or sum(len(scene.trained_turns()) for scene in scenes.train)
   turns = policy_evaluation.pick_turns(scenes.train, count)
-  stream = loaders.prompt_stream(turns, batch_size=rl.prompts_per_step, seed=config.seed)
+  stream = iter(loaders.prompt_stream(turns, batch_size=rl.prompts_per_step, seed=config.seed))
   optimizer, schedule = optimizers.build(config.optimizer, rl.steps * rl.updates_per_step)
   step_fn = steps.make_train_step(
     policy.graphdef, optimizer, loss(config, len(tokenizer)), config.micro_batches

@@ -12,25 +12,22 @@ from her_jax.evaluation import console
 from her_jax.evaluation import policy as policy_evaluation
 from her_jax.roleplay import chat
 from her_jax.roleplay.schema import DataError
-from her_jax.tasks import data, start
-from her_jax.training import checkpoint, loop, metrics
-from her_jax.training import optimizer as optimizers
+from her_jax.tasks import data, start, train
+from her_jax.training import checkpoint
 from her_jax.training import step as steps
-from her_jax.training.state import TrainState
 
 
 def run(
   config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
 ) -> dict[str, Any]:
-  """Trains and saves a policy.
+  """Trains and saves a policy, or goes on where an earlier run of this workdir stopped.
 
   Returns:
     `heldout_loss_before, heldout_loss_after, grammar_valid_before, grammar_valid_after`;
     None where `eval_samples` is 0 or nothing is held out.
   """
   scenes = data.load_scenes(config)
-  model = start.start_model(config, mesh, scenes).with_remat(config.remat)
-  pad_id = chat.control_id(chat.PAD, model.tokenizer)
+  model, earlier = train.start_model(config, workdir, mesh, scenes)
   rows, counts = loaders.sft_trees(
     scenes.train,
     model.tokenizer,
@@ -51,41 +48,15 @@ def run(
     )
     logging.info("and %d replies behind their names alone", len(short))
     rows += short
-  host, hosts = sharding.row_shard(mesh)
-  batches = loaders.batches(
-    rows,
-    length=config.data.length,
-    batch_size=config.batch_size,
-    seed=config.seed,
-    pad_id=pad_id,
-    host=host,
-    hosts=hosts,
-    word_dropout=config.data.word_dropout,
-    word_ids=start.word_ids(model.tokenizer, scenes),
-  )
-  optimizer, schedule = optimizers.build(config.optimizer, config.steps)
-  loss_fn = steps.next_token_loss(len(model.tokenizer))
-  step_fn = steps.make_train_step(model.graphdef, optimizer, loss_fn, config.micro_batches)
   measure = Measure(config, workdir, mesh, model, scenes)
 
-  with metrics.MetricWriter(workdir) as writer:
-    before = measure(model.params, "before")
-    checkpoint.clear(workdir, config.init_from)
-    state = loop.fit(
-      TrainState.create(model.params, optimizer),
-      step_fn,
-      batches,
-      steps=config.steps,
-      schedule=schedule,
-      writer=writer,
-      mesh=mesh,
-      log_every=config.log_every,
-      name="SFT",
-    )
-    checkpoint.save(
-      workdir, config.steps, model.config, state.params, model.tokenizer, model.variant
-    )
-    after = measure(state.params, "after")
+  def measure_before() -> dict[str, Any]:
+    return measure(model.params, "before")
+
+  params, before = train.fit(
+    config, workdir, mesh, model, earlier, scenes, rows, measure_before, "SFT"
+  )
+  after = measure(params, "after")
   return {f"{k}_before": v for k, v in before.items()} | {
     f"{k}_after": v for k, v in after.items()
   }

@@ -3,6 +3,8 @@
 workdir/checkpoints/300/params/    Orbax
 workdir/checkpoints/300/meta/      step, model and prompt variant, JSON
 workdir/tokenizer/                 Hugging Face folder
+
+Beside them lies what training goes on from, see `saver`; nothing here reads it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -61,41 +63,64 @@ def save(
 
   One without a tokenizer can be exported, and trained on once its workdir is given one.
   """
-  folder = _folder(workdir)
-  if tokenizer is not None and jax.process_index() == 0:
-    tokenizer.save_pretrained(str(epath.Path(workdir) / "tokenizer"))
+  if tokenizer is not None:
+    write_tokenizer(workdir, tokenizer)
+  with _quiet():
+    ocp.save_checkpointables(
+      folder(workdir, step).as_posix(), parts(step, config, params, variant), overwrite=True
+    )
+
+
+def parts(
+  step: int, config: ModelConfig, params: nnx.State, variant: Variant
+) -> dict[str, Any]:
+  """What the readers here need of a checkpoint, by the name of the part."""
   meta = {
     "step": step,
     "model": dataclasses.asdict(config),
     "prompt": dataclasses.asdict(variant),
   }
-  with _quiet():
-    ocp.save_checkpointables(
-      (folder / str(step)).as_posix(), {"params": _pure(params), "meta": meta}, overwrite=True
+  return {"params": _pure(params), "meta": meta}
+
+
+def write_tokenizer(workdir: str, tokenizer: PreTrainedTokenizerBase) -> None:
+  """Writes it into the workdir, whole or not at all; the first process does."""
+  if jax.process_index() != 0:
+    return
+  place = epath.Path(workdir) / "tokenizer"
+  part = place.with_name("tokenizer.part")
+  shutil.rmtree(part, ignore_errors=True)
+  tokenizer.save_pretrained(part.as_posix())
+  shutil.rmtree(place, ignore_errors=True)
+  part.rename(place)
+
+
+def refuse_sources(workdir: str, *sources: str) -> None:
+  """Checks that a run does not write where it starts from.
+
+  Args:
+    sources: workdirs that it starts from.
+
+  Raises:
+    ConfigError: one of them is `workdir` itself.
+  """
+  if any(source and _folder(source) == _folder(workdir) for source in sources):
+    raise ConfigError(
+      f"--workdir={workdir} holds the checkpoint that this run starts from, and a run"
+      f" replaces the checkpoints of its workdir; choose another folder"
     )
 
 
 def clear(workdir: str, *sources: str) -> None:
-  """Removes checkpoints of an earlier run in this workdir.
-
-  Args:
-    sources: workdirs that this run started from.
-
-  Raises:
-    ConfigError: one of them is `workdir` itself; nothing is removed.
-  """
-  if any(source and _folder(source) == _folder(workdir) for source in sources):
-    raise ConfigError(
-      f"--workdir={workdir} holds the checkpoint that this run starts from, and a run clears"
-      f" the checkpoints of its workdir; choose another folder"
-    )
+  """Removes checkpoints of an earlier run in this workdir; raises as `refuse_sources` does."""
+  refuse_sources(workdir, *sources)
   if jax.process_index() == 0:
     shutil.rmtree(_folder(workdir), ignore_errors=True)
 
 
 def is_finished(workdir: str) -> bool:
   """Whether a checkpoint lies there whole: one that was broken off has another name."""
-  return bool(_steps(workdir))
+  return bool(steps(workdir))
 
 
 def clear_unfinished(workdir: str) -> None:
@@ -118,7 +143,7 @@ def require(places: Mapping[str, str]) -> None:
     f"no checkpoint under {_folder(place).as_posix() if place else 'an empty path'!r}, which"
     f" {field} names; run the stage that writes it first, or point --{field} at its workdir"
     for field, place in places.items()
-    if not _steps(place)
+    if not steps(place)
   ]
   if missing:
     raise MissingCheckpoint("\n".join(missing))
@@ -190,7 +215,7 @@ def load_params(
 ) -> tuple[ModelConfig, nnx.GraphDef, nnx.State, Variant, int]:
   """What `load` loads and raises, but for the tokenizer, which need not be there."""
   meta = _meta(workdir, what)
-  path = _folder(workdir) / str(max(_steps(workdir)))
+  path = folder(workdir, steps(workdir)[-1])
   saved = ModelConfig(**meta["model"])
   _, abstract = abstract_model(saved)
   placed = jax.tree.map(
@@ -198,7 +223,7 @@ def load_params(
     _pure(abstract),
     _pure(sharding.shardings(abstract, mesh)),
   )
-  pure = _read(path, "params", placed)
+  pure = read(path, "params", placed)
   params = abstract
   nnx.replace_by_pure_dict(params, pure)
   config = dataclasses.replace(saved, vocab_multiple=mesh.shape["tensor"])
@@ -215,6 +240,16 @@ def _filled_up(
   not divide, and every device would hold the whole table.
   """
   graphdef, abstract = abstract_model(config)
+  return graphdef, fill_up(params, abstract, sharding.shardings(abstract, mesh))
+
+
+def fill_up(tree: Any, abstract: Any, places: Any) -> Any:
+  """Each array of `tree` with zeros behind it, or such cut off, until it has the shape wanted.
+
+  Args:
+    abstract: the shapes, in the structure of `tree`.
+    places: the shardings, likewise.
+  """
 
   def change(old: jax.Array, new: jax.ShapeDtypeStruct, place: jax.sharding.Sharding):
     if old.shape == new.shape:
@@ -226,17 +261,22 @@ def _filled_up(
       out_shardings=place,
     )(old)
 
-  return graphdef, jax.tree.map(change, params, abstract, sharding.shardings(abstract, mesh))
+  return jax.tree.map(change, tree, abstract, places)
 
 
 def _meta(workdir: str, what: str) -> dict[str, Any]:
   require({what: workdir})
-  path = _folder(workdir) / str(max(_steps(workdir)))
-  return _read(path, "meta", None)
+  path = folder(workdir, steps(workdir)[-1])
+  return read(path, "meta", None)
 
 
-def _read(path: epath.Path, part: str, abstract: Any) -> Any:
-  """One part of a checkpoint, or a ConfigError with what Orbax says of it."""
+def read(
+  path: epath.Path,
+  part: str,
+  abstract: Any,
+  mend: str = "copy it again, or run the stage that writes it",
+) -> Any:
+  """One part of a checkpoint, or a ConfigError with the mend and what Orbax says of it."""
   try:
     with _quiet():
       return ocp.load_checkpointables(path.as_posix(), {part: abstract})[part]
@@ -248,9 +288,14 @@ def _read(path: epath.Path, part: str, abstract: Any) -> Any:
       first = first.__cause__
     said = " ".join(str(first).split())
     raise ConfigError(
-      f"{path} cannot be read, a file is damaged or missing; copy it again, or run the stage that"
-      f" writes it. Orbax says of its {part}: {said[:160]}"
+      f"{path} cannot be read, a file is damaged or missing; {mend}. Orbax says of its {part}:"
+      f" {said[:160]}"
     ) from error
+
+
+def folder(workdir: str, step: int) -> epath.Path:
+  """Where the checkpoint of a step lies."""
+  return _folder(workdir) / str(step)
 
 
 def _folder(workdir: str) -> epath.Path:
@@ -258,11 +303,13 @@ def _folder(workdir: str) -> epath.Path:
   return epath.Path(workdir).resolve() / "checkpoints"
 
 
-def _steps(workdir: str) -> list[int]:
-  folder = _folder(workdir)
-  if not workdir or not folder.exists():
+def steps(workdir: str) -> list[int]:
+  """The steps of which a whole checkpoint lies in a workdir, in ascending order."""
+  if not workdir or not _folder(workdir).exists():
     return []
-  return [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+  found = [path for path in _folder(workdir).iterdir() if path.name.isdigit()]
+  # Orbax writes this last, and gives the folder its name then.
+  return sorted(int(p.name) for p in found if (p / "_CHECKPOINT_METADATA").exists())
 
 
 @contextlib.contextmanager

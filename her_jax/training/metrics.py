@@ -25,18 +25,28 @@ from tensorboardX import SummaryWriter
 class MetricWriter:
   """Writes one JSON object a step to `workdir/metrics.jsonl`, and scalars to TensorBoard.
 
-  Only the first process writes. A new writer starts the files afresh.
+  Only the first process writes. A new writer starts the files afresh, or goes on after a step
+  that a run is continued from: what was written of later ones is taken back.
   """
 
-  def __init__(self, workdir: str | pathlib.Path):
+  def __init__(self, workdir: str | pathlib.Path, after: int = 0):
+    """Opens the files; `after` is the step to go on after."""
     self._on = jax.process_index() == 0
     if not self._on:
       return
     workdir = pathlib.Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    self._file = (workdir / "metrics.jsonl").open("w", encoding="utf-8")
-    shutil.rmtree(workdir / "metrics", ignore_errors=True)
-    self._tensorboard = SummaryWriter(str(workdir / "metrics"))
+    path = workdir / "metrics.jsonl"
+    if after and path.exists():
+      _cut(path, after)
+    else:
+      path.write_text("")
+      shutil.rmtree(workdir / "metrics", ignore_errors=True)
+    self._file = path.open("a", encoding="utf-8")
+    # TensorBoard hides what other files hold of steps from the first of this one on.
+    self._tensorboard = SummaryWriter(
+      str(workdir / "metrics"), purge_step=after + 1 if after else None
+    )
 
   def write(self, step: int, values: Mapping[str, Any]) -> None:
     """Writes `values` (numbers; None for what could not be measured) of `step`."""
@@ -65,6 +75,21 @@ def read(path: str | pathlib.Path) -> list[dict[str, Any]]:
   """Reads a `metrics.jsonl`."""
   with open(path, encoding="utf-8") as f:
     return [json.loads(line) for line in f]
+
+
+def _cut(path: pathlib.Path, after: int) -> None:
+  """Leaves the lines up to a step, each of them once; a torn last line goes too."""
+  kept: dict[int, str] = {}
+  for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    try:
+      step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+      continue
+    if step <= after:
+      kept[step] = f"{line}\n"
+  part = path.with_name(f"{path.name}.part")
+  part.write_text("".join(kept[step] for step in sorted(kept)), encoding="utf-8")
+  part.replace(path)
 
 
 def log_line(step: int, steps: int, values: Mapping[str, Any]) -> None:

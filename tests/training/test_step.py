@@ -7,8 +7,11 @@ import numpy as np
 import optax
 import pytest
 
+from configs import sft
+from her_jax import sharding
 from her_jax.models.config import ModelConfig
 from her_jax.models.qwen3 import Qwen3
+from her_jax.training import optimizer as optimizers
 from her_jax.training import step as steps
 from her_jax.training.state import TrainState
 
@@ -110,3 +113,35 @@ def test_the_masters_of_a_bfloat16_model_are_float32():
   assert {leaf.dtype.name for leaf in leaves if leaf.ndim} == {"float32"}
   moved = np.abs(np.asarray(state.params["embedding"].get_value()) - before)
   assert 0 < moved.max() < 2e-6
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_moments_are_split_as_their_parameters_from_the_start(name):
+  """Whole on every device, those of Qwen3-32B alone would take 262 GB of each."""
+  config = ModelConfig(
+    vocab_size=32, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2,
+    num_kv_heads=2, head_dim=8, tie_embeddings=False, max_position_embeddings=16,
+    dtype="float32",
+  )  # fmt: skip
+  mesh = sharding.make_mesh(fsdp=4, tensor=2, devices=jax.devices()[:8])
+  graphdef, params = sharding.init_sharded(config, 0, mesh)
+  settings = sft.get_config("tiny").optimizer
+  settings.name = name
+  optimizer, _ = optimizers.build(settings, 5)
+  state = TrainState.create(params, optimizer)
+  places = {x.shape: x.sharding for x in jax.tree.leaves(params)}
+  moments = [x for x in jax.tree.leaves(state.opt_state) if x.ndim > 1]
+  assert len(moments) >= len([x for x in places if len(x) > 1])
+  for moment in moments:
+    assert moment.sharding.is_equivalent_to(places[moment.shape], moment.ndim), moment.shape
+  whole = np.full((8, 16), 16)
+  index = np.tile(np.arange(16), (8, 1))
+  batch = {"tokens": index, "targets": index, "positions": index, "visible_until": whole}
+  batch["loss_weights"] = np.ones((8, 16), np.float32)
+  before = jax.tree.map(lambda x: x.sharding, state)
+  step = steps.make_train_step(graphdef, optimizer, steps.next_token_loss(32))
+  with jax.set_mesh(mesh):
+    after, _ = step(state, sharding.to_global(batch, mesh))
+  # So the second step is not compiled anew.
+  for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+    assert new.sharding.is_equivalent_to(old, new.ndim)

@@ -1,0 +1,138 @@
+"""What SFT and the judge have in common: the run from its first batch, or a later one, to its end."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import logging
+from flax import nnx
+import jax
+from jax.experimental import multihost_utils
+import ml_collections
+
+from data_pipeline import loaders
+from her_jax import sharding
+from her_jax.roleplay import chat
+from her_jax.tasks import start
+from her_jax.tasks.data import Scenes
+from her_jax.training import checkpoint, continuation, loop, metrics, workdirs
+from her_jax.training import optimizer as optimizers
+from her_jax.training import step as steps
+from her_jax.training.preemption import Notice, Preempted
+from her_jax.training.saver import Saver
+from her_jax.training.state import TrainState
+
+
+def start_model(
+  config: ml_collections.ConfigDict,
+  workdir: str,
+  mesh: jax.sharding.Mesh,
+  scenes: Scenes,
+) -> tuple[checkpoint.Checkpoint, continuation.Earlier | None]:
+  """The model that the first step of this run starts from, and the earlier run that it is of."""
+  checkpoint.refuse_sources(workdir, config.init_from)
+  earlier = continuation.find(config, workdir)
+  model = earlier.load_model(mesh) if earlier else start.start_model(config, mesh, scenes)
+  return model.with_remat(config.remat), earlier
+
+
+def fit(
+  config: ml_collections.ConfigDict,
+  workdir: str,
+  mesh: jax.sharding.Mesh,
+  model: checkpoint.Checkpoint,
+  earlier: continuation.Earlier | None,
+  scenes: Scenes,
+  rows: Sequence[loaders.Row],
+  before: Callable[[], dict[str, Any]],
+  name: str,
+) -> tuple[nnx.State, dict[str, Any]]:
+  """Trains to `config.steps`, saving all the way.
+
+  Args:
+    model, earlier: of `start_model`; the parameters of an earlier run are donated.
+    rows: the training data.
+    before: measures `model`, unless an earlier run has.
+    name: of the stage, for people.
+
+  Returns:
+    The trained parameters, and what `before` gave.
+  """
+  host, hosts = sharding.row_shard(mesh)
+  words = start.word_ids(model.tokenizer, scenes)
+  batches = iter(
+    loaders.batches(
+      rows,
+      length=config.data.length,
+      batch_size=config.batch_size,
+      seed=config.seed,
+      pad_id=chat.control_id(chat.PAD, model.tokenizer),
+      host=host,
+      hosts=hosts,
+      word_dropout=config.data.word_dropout,
+      word_ids=words,
+      packing=config.data.packing,
+      workers=config.data.workers,
+    )
+  )
+  reading = {
+    "data": loaders.fingerprint(rows, words), "hosts": jax.process_count(), "parts": hosts
+  }  # fmt: skip
+  optimizer, schedule = optimizers.build(config.optimizer, config.steps)
+  loss_fn = steps.next_token_loss(len(model.tokenizer))
+  step_fn = steps.make_train_step(model.graphdef, optimizer, loss_fn, config.micro_batches)
+
+  with workdirs.alone_in(workdir), Notice() as notice:
+    if earlier:
+      state = earlier.restore(model, optimizer, batches, mesh, reading)
+      found = earlier.before
+      _tell(earlier, config, name)
+    else:
+      found = before()
+      _wait_for_all("the workdir is cleared")
+      checkpoint.clear(workdir, config.init_from)
+      checkpoint.write_tokenizer(workdir, model.tokenizer)
+      state = TrainState.create(model.params, optimizer)
+    checkpoint.clear_unfinished(workdir)
+    run = continuation.describe(config, found, reading)
+    saver = Saver(workdir, config.checkpoint, model, batches, run)
+    if int(state.step) < config.steps:
+      saver.require_space(state)
+    with metrics.MetricWriter(workdir, int(state.step)) as writer, saver:
+      state = loop.fit(
+        state,
+        step_fn,
+        batches,
+        steps=config.steps,
+        schedule=schedule,
+        writer=writer,
+        mesh=mesh,
+        log_every=config.log_every,
+        name=name,
+        saver=saver,
+        notice=notice,
+        workdir=workdir,
+      )
+    if notice.given(config.steps + 1):  # While the last state was saved.
+      raise Preempted(
+        f"{name}: ended by SIGTERM after its last step, which is saved; the same command goes on"
+        f" with what comes after it"
+      )
+  batches.close()  # Ends its workers.
+  return state.params, found
+
+
+def _tell(earlier: continuation.Earlier, config: ml_collections.ConfigDict, name: str) -> None:
+  if earlier.step < config.steps:
+    logging.info("%s: continued after step %d of %d", name, earlier.step, config.steps)
+  else:
+    logging.info(
+      "%s: the run in %s has done its %d steps, nothing is trained; to begin anew, pass"
+      " --config.checkpoint.resume=False or another workdir",
+      name, earlier.workdir, config.steps,
+    )  # fmt: skip
+
+
+def _wait_for_all(what: str) -> None:
+  """No host clears what another is still looking at."""
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices(what)

@@ -1,0 +1,198 @@
+"""A run that ended early goes on in the same workdir as if it had not.
+
+earlier = continuation.find(config, workdir)          # None: nothing to go on from
+model = earlier.load_model(mesh)
+state = earlier.restore(optimizer, batches, …)        # and `batches` gives the next batch
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+from typing import Any
+
+from absl import logging
+import grain
+import jax
+import ml_collections
+import optax
+
+from her_jax.errors import ConfigError
+from her_jax.models.config import ModelConfig
+from her_jax.models.qwen3 import abstract_model
+from her_jax.training import checkpoint, saver
+from her_jax.training.state import TrainState, count, moment_shardings
+
+# Fields and sections that may be others: where it runs, how much at once, what it tells.
+_FREE = (
+  "checkpoint", "cpu_devices", "data.eval_batch_size", "judge.prompts_per_call", "log_every",
+  "mesh", "micro_batches", "pod", "remat", "sampling.prompts_per_call",
+)  # fmt: skip
+# Whatever of them is another, the sums are added in another order.
+_ROUNDING = ("cpu_devices", "mesh", "micro_batches", "remat")
+_ANEW = "--config.checkpoint.resume=False begins anew and removes the old checkpoints"
+
+
+@dataclasses.dataclass(frozen=True)
+class Earlier:
+  """The newest checkpoint that an earlier run of this workdir left.
+
+  Attributes:
+    run: what that run said of itself, as `describe` gives it.
+  """
+
+  workdir: str
+  step: int
+  run: Mapping[str, Any]
+
+  @property
+  def before(self) -> dict[str, Any]:
+    """The stage's measures before its first step."""
+    return dict(self.run["before"])
+
+  def load_model(self, mesh: jax.sharding.Mesh) -> checkpoint.Checkpoint:
+    """Model and tokenizer, as the training left them.
+
+    Raises:
+      ConfigError: a file is damaged.
+    """
+    try:
+      return checkpoint.load(self.workdir, mesh, "workdir")
+    except ConfigError as error:
+      raise ConfigError(f"{error}. Or else {_mend(self.workdir)}") from error
+
+  def restore(
+    self,
+    model: checkpoint.Checkpoint,
+    optimizer: optax.GradientTransformation,
+    batches: grain.DatasetIterator,
+    mesh: jax.sharding.Mesh,
+    reading: Mapping[str, Any],
+  ) -> TrainState:
+    """The state of the run, with the parameters of `model` in it: they will be donated.
+
+    Args:
+      model: of `load_model`.
+      batches: a new iterator over the same data; it is set to the batch that comes next.
+      reading: how the data are read now, as in `describe`.
+
+    Raises:
+      ConfigError: the data, or the hosts that read them, are others, or a file is damaged.
+    """
+    self._check_reading(reading)
+    path = checkpoint.folder(self.workdir, self.step)
+    saved = ModelConfig(**checkpoint.read(path, "meta", None)["model"])
+    old, new = (
+      jax.eval_shape(optimizer.init, abstract_model(config)[1])
+      for config in (saved, model.config)
+    )
+    placed = jax.tree.map(
+      lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at),
+      old,
+      moment_shardings(old, mesh),
+    )
+    names = saver.flat(placed)
+    mend = _mend(self.workdir)
+    found = checkpoint.read(path, "train", names, mend)
+    opt_state = jax.tree.unflatten(jax.tree.structure(old), [found[name] for name in names])
+    opt_state = checkpoint.fill_up(opt_state, new, moment_shardings(new, mesh))
+    checkpoint.read(path, "data", batches, mend)
+    return TrainState(count(self.step, mesh), model.params, opt_state)
+
+  def _check_reading(self, reading: Mapping[str, Any]) -> None:
+    was = self.run["reading"]
+    if was["data"] != reading["data"]:
+      raise ConfigError(
+        f"--workdir={self.workdir} holds a run of other training data than the config names now:"
+        f" the files have changed since. Put the old ones back, or choose another folder; {_ANEW}"
+      )
+    for name, things in (("hosts", "hosts"), ("parts", "parts that batches are split into")):
+      if was[name] != reading[name]:
+        raise ConfigError(
+          f"--workdir={self.workdir} holds a run on {was[name]} {things}, and there are"
+          f" {reading[name]} now: which trees come next is known to each of the old ones alone."
+          f" Continue on {was[name]}, or start another run from it, with"
+          f" --config.init_from={self.workdir} and another folder"
+        )
+
+
+def describe(
+  config: ml_collections.ConfigDict,
+  before: Mapping[str, Any],
+  reading: Mapping[str, Any],
+) -> dict[str, Any]:
+  """What a run says of itself in its checkpoints.
+
+  Args:
+    before: the stage's measures before its first step, numbers or None.
+    reading: `data`, a fingerprint of the training data; `hosts` and `parts`, how many read and
+      into how many parts a batch is split.
+  """
+  plain = {k: v.item() if hasattr(v, "item") else v for k, v in before.items()}
+  return {"config": _plain(config), "before": plain, "reading": dict(reading)}
+
+
+def find(config: ml_collections.ConfigDict, workdir: str) -> Earlier | None:
+  """The earlier run that this one goes on with; None where there is none, or it begins anew.
+
+  Raises:
+    ConfigError: the workdir holds checkpoints of another config, or none of such a run.
+  """
+  steps = checkpoint.steps(workdir)
+  if not steps or not config.checkpoint.resume:
+    return None
+  path = checkpoint.folder(workdir, steps[-1])
+  if not (path / "run").exists():
+    raise ConfigError(
+      f"--workdir={workdir} holds a checkpoint of step {steps[-1]} without the state of a"
+      f" training, so it cannot be continued; choose another folder, with"
+      f" --config.init_from={workdir} to start from it. {_ANEW}"
+    )
+  run = checkpoint.read(path, "run", None, _mend(workdir))
+  changed = _differences(run["config"], _plain(config))
+  if rounding := sorted(name for name in changed if _is_in(name, _ROUNDING)):
+    logging.info("%s changed: equal from here on but for rounding", ", ".join(rounding))
+  refused = {name: both for name, both in changed.items() if not _is_in(name, _FREE)}
+  if refused:
+    told = "; ".join(
+      f"config.{name} was {_short(old)} and is {_short(new)}"
+      for name, (old, new) in sorted(refused.items())
+    )
+    why = " (the rates of all steps follow from their number)" if "steps" in refused else ""
+    raise ConfigError(
+      f"--workdir={workdir} holds a run of another config: {told}{why}. Continue with the old"
+      f" values, or choose another folder; {_ANEW}"
+    )
+  return Earlier(workdir, steps[-1], run)
+
+
+def _mend(workdir: str) -> str:
+  """What to do about a damaged part of the newest checkpoint."""
+  *_, older, newest = [0, *checkpoint.steps(workdir)]
+  if older:
+    return f"delete {newest}/ to continue from step {older}, the one before"
+  return f"copy it again, or begin anew: {_ANEW}"
+
+
+def _differences(old: Any, new: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
+  """Field -> both values. A field that the older or the newer code does not have is none."""
+  found: dict[str, tuple[Any, Any]] = {}
+  for name in sorted(old.keys() & new.keys()):
+    one, two, path = old[name], new[name], f"{prefix}{name}"
+    if isinstance(one, dict) and isinstance(two, dict):
+      found |= _differences(one, two, f"{path}.")
+    elif one != two:
+      found[path] = one, two
+  return found
+
+
+def _is_in(name: str, fields: tuple[str, ...]) -> bool:
+  return any(name == field or name.startswith(f"{field}.") for field in fields)
+
+
+def _plain(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  return json.loads(config.to_json_best_effort())
+
+
+def _short(value: Any) -> str:
+  text = json.dumps(value, ensure_ascii=False)
+  return text if len(text) < 60 else f"{text[:57]}…"

@@ -1,0 +1,296 @@
+"""Whole checkpoints: what is saved, kept and restored, and what is refused in words."""
+
+import collections
+import dataclasses
+import pathlib
+import shutil
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import sft
+from her_jax import sharding
+from her_jax.errors import ConfigError
+from her_jax.hf import tokenizer as hf_tokenizer
+from her_jax.models.config import ModelConfig
+from her_jax.roleplay.prompts import Variant
+from her_jax.training import checkpoint, continuation
+from her_jax.training import optimizer as optimizers
+from her_jax.training import saver as savers
+from her_jax.training.state import TrainState, count
+
+_MODEL = ModelConfig(
+  vocab_size=317,
+  hidden_size=16,
+  intermediate_size=32,
+  num_layers=2,
+  num_heads=2,
+  num_kv_heads=1,
+  head_dim=8,
+  tie_embeddings=False,
+  max_position_embeddings=64,
+  dtype="float32",
+)
+_READING = {"data": "0123", "hosts": 1, "parts": 1}
+
+
+def _mesh(devices: int, **sizes: int) -> jax.sharding.Mesh:
+  return sharding.make_mesh(**sizes, devices=jax.devices()[:devices])
+
+
+def _config(**fields):
+  config = sft.get_config("tiny")
+  for name, value in fields.items():
+    section, _, field = name.rpartition("__")
+    (config[section] if section else config)[field] = value
+  return config
+
+
+def _batches() -> grain.DatasetIterator:
+  return iter(grain.MapDataset.range(1000).shuffle(seed=1).to_iter_dataset())
+
+
+def _model(config: ModelConfig, mesh: jax.sharding.Mesh) -> checkpoint.Checkpoint:
+  graphdef, params = sharding.init_sharded(config, 0, mesh)
+  return checkpoint.Checkpoint(config, graphdef, params, None, Variant("brief"))
+
+
+def _state(model, config, mesh, step: int = 0) -> TrainState:
+  """A state whose every moment is another number; rows that fill up are zeros, as they stay."""
+  optimizer, _ = optimizers.build(config.optimizer, config.steps)
+  state = TrainState.create(model.params, optimizer)
+
+  def fill(moment: jax.Array, param: jax.Array) -> jax.Array:
+    return jnp.where(param == 0, 0, jnp.sin(jnp.arange(moment.size, dtype=moment.dtype))
+                     .reshape(moment.shape))  # fmt: skip
+
+  by_shape = {leaf.shape: leaf for leaf in jax.tree.leaves(state.params)}
+  moments = jax.tree.map(
+    lambda x: fill(x, by_shape[x.shape]) if x.shape in by_shape else x + step, state.opt_state
+  )
+  return TrainState(count(step, mesh), state.params, moments)
+
+
+@dataclasses.dataclass
+class _Saved:
+  """A run of three steps, saved."""
+
+  workdir: str
+  config: object
+  state: TrainState
+  following: list[int]  # elements that come next
+
+
+def _save(workdir, config, mesh, model_config=_MODEL, steps=(3,)) -> _Saved:
+  model = _model(model_config, mesh)
+  batches = _batches()
+  run = continuation.describe(config, {"heldout_loss": np.float32(2.5)}, _READING)
+  with savers.Saver(str(workdir), config.checkpoint, model, batches, run) as saver:
+    for step in steps:
+      next(batches)
+      state = _state(model, config, mesh, step)
+      saver.save(state)
+  return _Saved(str(workdir), config, state, [next(batches) for _ in range(5)])
+
+
+def _restore(workdir, config, mesh, reading=_READING, batches=None) -> TrainState:
+  earlier = continuation.find(config, str(workdir))
+  found, graphdef, params, variant, step = checkpoint.load_params(str(workdir), mesh, "workdir")
+  model = checkpoint.Checkpoint(found, graphdef, params, None, variant, step)
+  optimizer, _ = optimizers.build(config.optimizer, config.steps)
+  return earlier.restore(model, optimizer, batches or _batches(), mesh, reading)
+
+
+@pytest.fixture(scope="module", params=["adamw", "muon"])
+def on_eight(request, tmp_path_factory):
+  """Saved by eight devices, four of which share the vocabulary: 317 tokens have 320 rows."""
+  mesh = _mesh(8, fsdp=2, tensor=4)
+  config = _config(optimizer__name=request.param)
+  model = dataclasses.replace(_MODEL, vocab_multiple=4)
+  return _save(tmp_path_factory.mktemp("eight"), config, mesh, model)
+
+
+@pytest.fixture(scope="module")
+def on_one(tmp_path_factory):
+  return _save(tmp_path_factory.mktemp("one"), _config(), _mesh(1))
+
+
+@pytest.mark.parametrize("devices, tensor", [(1, 1), (2, 1), (4, 2), (8, 8)])
+def test_a_run_goes_on_with_another_number_of_devices(on_eight, devices, tensor):
+  """Parameters and moments are the same, each split as those of a new run are."""
+  mesh = _mesh(devices, tensor=tensor)
+  batches = _batches()
+  found = _restore(on_eight.workdir, on_eight.config, mesh, batches=batches)
+  assert [next(batches) for _ in range(5)] == on_eight.following
+  assert found.step == 3
+  new = _model(dataclasses.replace(_MODEL, vocab_multiple=tensor), mesh)
+  optimizer, _ = optimizers.build(on_eight.config.optimizer, on_eight.config.steps)
+  like = TrainState.create(new.params, optimizer)
+  assert jax.tree.structure(found) == jax.tree.structure(like)
+  # All have the vocabulary's rows on one axis or on none.
+  for (path, a), b, expected in zip(
+    jax.tree.leaves_with_path(found),
+    jax.tree.leaves(on_eight.state),
+    jax.tree.leaves(like),
+    strict=True,
+  ):
+    assert a.shape == expected.shape and a.dtype == expected.dtype, path
+    assert a.sharding.is_equivalent_to(expected.sharding, a.ndim), path
+    common = tuple(slice(min(sizes)) for sizes in zip(a.shape, b.shape, strict=True))
+    np.testing.assert_array_equal(np.asarray(a)[common], np.asarray(b)[common], str(path))
+    assert np.count_nonzero(a) == np.count_nonzero(b)
+
+
+def test_first_measures_come_back(on_one):
+  earlier = continuation.find(on_one.config, on_one.workdir)
+  assert (earlier.step, earlier.before) == (3, {"heldout_loss": 2.5})
+
+
+def test_the_newest_are_kept(tmp_path):
+  config = _config(checkpoint__keep=2)
+  _save(tmp_path, config, _mesh(1), steps=(9, 10, 100))
+  assert checkpoint.steps(str(tmp_path)) == [10, 100]
+  assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["10", "100"]
+
+
+def test_readers_of_the_model_need_nothing_else(on_one, tmp_path):
+  for part in ("train", "data", "run"):
+    assert (pathlib.Path(on_one.workdir) / "checkpoints" / "3" / part).is_dir()
+  workdir = shutil.copytree(on_one.workdir, tmp_path / "copy")
+  for part in ("train", "data", "run"):
+    shutil.rmtree(workdir / "checkpoints" / "3" / part)
+  _, _, params, *_ = checkpoint.load_params(str(workdir), _mesh(1), "config.policy")
+  jax.tree.map(np.testing.assert_array_equal, params, on_one.state.params)
+  with pytest.raises(ConfigError, match="(?s)without the state of a training.*init_from"):
+    continuation.find(on_one.config, str(workdir))
+
+
+def test_a_folder_that_is_no_checkpoint_is_none(tmp_path):
+  """As a disk that renames file by file leaves one, or a person."""
+  (tmp_path / "checkpoints" / "7").mkdir(parents=True)
+  assert continuation.find(_config(), str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+  "fields",
+  [
+    {"log_every": 3, "checkpoint__every": 7, "checkpoint__keep": 9},
+    {"mesh__tensor": 2, "cpu_devices": 2, "micro_batches": 2, "remat": "none"},
+    {"data__eval_batch_size": 4},
+  ],
+)
+def test_what_does_not_change_the_training_may_be_another(on_one, fields):
+  assert continuation.find(_config(**fields), on_one.workdir).step == 3
+
+
+@pytest.mark.parametrize(
+  "fields, told",
+  [
+    ({"steps": 9}, "config.steps was 1800 and is 9 .the rates of all steps"),
+    ({"seed": 5}, "config.seed was 0 and is 5"),
+    ({"data__workers": 2}, "config.data.workers was 0 and is 2"),
+    ({"init_from": "x"}, 'config.init_from was "" and is "x"'),
+    (
+      {"optimizer__b1": 0.5, "batch_size": 3},
+      "config.batch_size was 2 and is 3; config.optimizer.b1 was 0.9 and is 0.5",
+    ),
+  ],
+)
+def test_another_config_is_refused_with_what_differs(on_one, fields, told):
+  with pytest.raises(ConfigError, match=f"{told}.*another folder.*checkpoint.resume=False"):
+    continuation.find(_config(**fields), on_one.workdir)
+  assert continuation.find(_config(**fields, checkpoint__resume=False), on_one.workdir) is None
+
+
+@pytest.mark.parametrize(
+  "reading, told",
+  [
+    ({"data": "4567"}, "other training data.*files have changed"),
+    ({"hosts": 2}, "a run on 1 hosts, and there are 2 now.*init_from"),
+    ({"parts": 4}, "1 parts that batches are split into, and there are 4 now"),
+  ],
+)
+def test_other_data_or_hosts_are_refused(on_one, reading, told):
+  with pytest.raises(ConfigError, match=told):
+    _restore(on_one.workdir, on_one.config, _mesh(1), _READING | reading)
+
+
+def _cut(folder: pathlib.Path, pattern: str) -> None:
+  for path in filter(pathlib.Path.is_file, folder.glob(pattern)):
+    path.write_bytes(path.read_bytes()[:20])
+
+
+@pytest.mark.parametrize(
+  "part, pattern",
+  [
+    ("train", None),
+    ("train", "_METADATA"),
+    ("train", "ocdbt.process_0/d/*"),
+    ("data", None),
+    ("data", "*"),
+    ("run", "*"),
+  ],
+)
+@pytest.mark.parametrize("older", [False, True])
+def test_a_damaged_part_is_named_with_the_mend(part, pattern, older, tmp_path):
+  config = _config()
+  _save(tmp_path, config, _mesh(1), steps=(2, 3) if older else (3,))
+  folder = tmp_path / "checkpoints" / "3" / part
+  if pattern:
+    _cut(folder, pattern)
+  else:
+    shutil.rmtree(folder)
+  mend = "delete 3/ to continue from step 2" if older else "resume=False begins anew"
+  with pytest.raises(ConfigError, match=f"checkpoints/3 cannot be read.*{mend}.*of its {part}"):
+    _restore(tmp_path, config, _mesh(1))
+  if older:
+    shutil.rmtree(tmp_path / "checkpoints" / "3")
+    assert _restore(tmp_path, config, _mesh(1)).step == 2
+
+
+def test_damaged_weights_are_named_with_the_mend(tmp_path):
+  _save(tmp_path, _config(), _mesh(1), steps=(2, 3))
+  checkpoint.write_tokenizer(str(tmp_path), hf_tokenizer.train(["Una waits."], 300))
+  _cut(tmp_path / "checkpoints" / "3" / "params", "_METADATA")
+  earlier = continuation.find(_config(), str(tmp_path))
+  with pytest.raises(ConfigError, match="checkpoints/3 cannot.*Or else delete 3/ to continue"):
+    earlier.load_model(_mesh(1))
+  shutil.rmtree(tmp_path / "checkpoints" / "3")
+  assert continuation.find(_config(), str(tmp_path)).load_model(_mesh(1)).step == 2
+
+
+def test_too_little_space_is_told_before_the_first_step(tmp_path, monkeypatch):
+  config, mesh = _config(checkpoint__keep=3), _mesh(1)
+  model = _model(_MODEL, mesh)
+  state = _state(model, config, mesh)
+  size = sum(x.nbytes for x in jax.tree.leaves((state.params, state.opt_state)))
+  saver = savers.Saver(str(tmp_path), config.checkpoint, model, _batches(), {})
+  usage = collections.namedtuple("usage", "free")
+  monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(4 * size))
+  saver.require_space(state)
+  monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(4 * size - 1))
+  with pytest.raises(ConfigError, match="GiB free, and .* need .* GiB.*keep = 3.*keep fewer"):
+    saver.require_space(state)
+  # Those that lie there already take no more.
+  _save(tmp_path, config, mesh, steps=(1, 2))
+  saver.require_space(state)
+
+
+def test_a_state_may_be_donated_while_it_is_saved(tmp_path):
+  config, mesh = _config(), _mesh(1)
+  model = _model(dataclasses.replace(_MODEL, hidden_size=256, intermediate_size=1024), mesh)
+  state = _state(model, config, mesh, 1)
+  expected = jax.tree.map(np.array, state.params)
+  spoil = jax.jit(lambda x: jax.tree.map(lambda a: a * 2 + 1, x), donate_argnums=0)
+  run = continuation.describe(config, {}, _READING)
+  with savers.Saver(str(tmp_path), config.checkpoint, model, _batches(), run) as saver:
+    saver.save(state)
+    spoilt = state.params
+    for _ in range(5):
+      spoilt = spoil(spoilt)
+    jax.block_until_ready(spoilt)
+  found = checkpoint.load_params(str(tmp_path), mesh, "workdir")[2]
+  jax.tree.map(np.testing.assert_array_equal, found, expected)

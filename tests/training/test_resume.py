@@ -1,0 +1,97 @@
+"""A run that is stopped and continued ends as one that was not, bit for bit."""
+
+import signal
+
+import pytest
+
+from her_jax.training import checkpoint, preemption
+from tests.training import short_runs
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+  return short_runs.prepare(tmp_path_factory.mktemp("data"))
+
+
+@pytest.mark.parametrize(
+  "workers, packing, micro_batches",
+  [
+    (0, True, 1),
+    *(
+      pytest.param(workers, packing, micro, marks=pytest.mark.slow)
+      for workers in (0, 1, 2) for packing in (True, False) for micro in (1, 4)
+      if (workers, packing, micro) != (0, True, 1)
+    ),
+  ],
+)  # fmt: skip
+def test_ten_steps_and_ten_are_twenty(settings, tmp_path, workers, packing, micro_batches):
+  """Parameters, moments and all metrics. The first ten end by SIGTERM, at an odd moment."""
+  settings = settings | {
+    "data.workers": workers, "data.packing": packing, "micro_batches": micro_batches
+  }  # fmt: skip
+  # The step under way when the signal comes, two later than the one whose metrics are written.
+  code = short_runs.finish(tmp_path / "two", settings, short_runs.Stop(signal.SIGTERM, 8))
+  assert code == preemption.EXIT_CODE, short_runs.log(tmp_path / "two")
+  printed = short_runs.log(tmp_path / "two")
+  assert "Traceback" not in printed and printed.count("her_jax: ") == 1
+  assert "ended by SIGTERM after step" in printed and "the same command continues" in printed
+  (step,) = checkpoint.steps(str(tmp_path / "two"))
+  assert 8 <= step <= 10
+  assert short_runs.finish(tmp_path / "two", settings) == 0, short_runs.log(tmp_path / "two")
+  assert f"continued after step {step} of 20" in short_runs.log(tmp_path / "two")
+  assert short_runs.finish(tmp_path / "one", settings) == 0, short_runs.log(tmp_path / "one")
+  short_runs.assert_equal(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_the_judge_goes_on_too(settings, tmp_path):
+  """It learns from all the package's pairs, and is measured on few of them at the end."""
+  settings = settings | {
+    "task": "genrm", "data.scenes": "samples", "init_from": "", "data.length": 2000,
+    "batch_size": 1, "eval_pairs": 2, "judge.max_new_tokens": 4, "judge.prompts_per_call": 2,
+    "judge.prompt_length": 1000,
+  }  # fmt: skip
+  del settings["eval_samples"]
+  stop = short_runs.Stop(signal.SIGTERM, 8)
+  assert short_runs.finish(tmp_path / "two", settings, stop) == preemption.EXIT_CODE, (
+    short_runs.log(tmp_path / "two")
+  )
+  for name in ("one", "two"):
+    assert short_runs.finish(tmp_path / name, settings) == 0, short_runs.log(tmp_path / name)
+  short_runs.assert_equal(tmp_path / "one", tmp_path / "two")
+  measured = [
+    line.partition("held-out pairs: ")[2]
+    for name in ("one", "two")
+    for line in short_runs.log(tmp_path / name).splitlines()
+    if "held-out pairs: " in line
+  ]
+  assert len(measured) == 2 and measured[0] == measured[1]
+  # Shown before the first step alone.
+  assert short_runs.log(tmp_path / "two").count("GENRM: before") == 1
+
+
+def test_a_run_that_has_ended_is_measured_again_and_not_trained(settings, tmp_path):
+  settings = settings | {"steps": 3, "eval_samples": 2, "sampling.prompt_length": 400}
+  settings |= {"data.eval_length": 512, "sampling.max_new_tokens": 4}
+  workdir = tmp_path / "run"
+  # The last step's metrics are written when no further step will ask for the signal.
+  code = short_runs.finish(workdir, settings, short_runs.Stop(signal.SIGTERM, 3))
+  assert code == preemption.EXIT_CODE, short_runs.log(workdir)
+  assert checkpoint.steps(str(workdir)) == [3]
+  assert short_runs.finish(workdir, settings) == 0, short_runs.log(workdir)
+  files = ("metrics.jsonl", "config.json", "samples/before.json", "samples/after.json")
+  before = {name: (workdir / name).read_bytes() for name in files}
+  (workdir / "samples" / "after.json").unlink()
+  assert short_runs.finish(workdir, settings) == 0, short_runs.log(workdir)
+  printed = short_runs.log(workdir)
+  assert "has done its 3 steps, nothing is trained" in printed
+  assert printed.count("before: held-out loss") == 1
+  assert printed.count("after: held-out loss") == 2
+  assert {name: (workdir / name).read_bytes() for name in files} == before
+  # What is refused leaves all as it is, the config too.
+  assert short_runs.finish(workdir, settings | {"steps": 5}) == 1
+  assert "config.steps was 3 and is 5" in short_runs.log(workdir)
+  assert {name: (workdir / name).read_bytes() for name in files} == before
+  anew = settings | {"steps": 5, "checkpoint.resume": False}
+  assert short_runs.finish(workdir, anew) == 0, short_runs.log(workdir)
+  assert checkpoint.steps(str(workdir)) == [5]
