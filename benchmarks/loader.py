@@ -14,7 +14,7 @@ import time
 from absl import app, flags
 import psutil
 
-from data_pipeline import loaders, samples
+from data_pipeline import loaders, rendering, samples
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.roleplay import schema
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
   folder = _TOKENIZER.value
   tokenizer = hf_tokenizer.load(folder) if folder else hf_tokenizer.train(texts, 2560)
   start = time.process_time()
-  rows, counts = loaders.sft_trees(scenes, tokenizer, _LENGTH.value)
+  rows, counts = rendering.sft_trees(scenes, tokenizer, _LENGTH.value)
   print(f"{counts.line()}; {counts.tokens / (time.process_time() - start):,.0f} tokens/s once")
   batches = loaders.batches(
     rows, length=_LENGTH.value, batch_size=_BATCH.value, seed=0, pad_id=-1, word_ids=()

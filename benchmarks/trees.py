@@ -23,7 +23,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from data_pipeline import loaders, rows, samples
+from data_pipeline import loaders, rendering, samples
 from her_jax import cpu_backend
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.models.config import ModelConfig
@@ -91,8 +91,8 @@ def main(argv: Sequence[str]) -> None:
   texts = (f"{turn.plan} {turn.reply}" for scene in scenes for turn in scene.turns)
   folder = _TOKENIZER.value
   tokenizer = hf_tokenizer.load(folder) if folder else hf_tokenizer.train(texts, 2560)
-  as_trees, _ = loaders.sft_trees(scenes, tokenizer, 1 << 20)
-  single = rows.sft_rows(scenes, tokenizer, 1 << 20)
+  as_trees, _ = rendering.sft_trees(scenes, tokenizer, 1 << 20)
+  single = rendering.sft_rows(scenes, tokenizer, 1 << 20)
   vocab = compact(as_trees, single)
   longest = max(len(row["tokens"]) for row in (*as_trees, *single))
   length = _LENGTH.value or -(-longest // _MULTIPLE) * _MULTIPLE

@@ -29,7 +29,7 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   # Loss weight of the name's first token. Who answers is decided in one token of the reply: at
   # weight 1 a model from random weights learns it last.
   config.name_weight = 20.0 if tiny else 1.0
-  # Whether each reply is also read behind its speaker's name alone, see loaders.reply_trees.
+  # Whether each reply is also read behind its speaker's name alone, see rendering.reply_trees.
   config.short_copies = tiny
   config.sampling = common.sampling(tiny)
   # Held-out replies sampled before and after; 0 skips it.

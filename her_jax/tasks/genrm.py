@@ -7,7 +7,7 @@ from absl import logging
 import jax
 import ml_collections
 
-from data_pipeline import loaders
+from data_pipeline import rendering
 from her_jax.evaluation import console
 from her_jax.evaluation.judge import evaluate_judge, judged_pairs
 from her_jax.roleplay.schema import PreferencePair
@@ -27,7 +27,7 @@ def run(
   pairs = data.load_pairs(config, scenes)
   taught = [pair for pair in pairs if pair.split == "train"]
   model, earlier = train.start_model(config, workdir, mesh, scenes)
-  rows, counts = loaders.judge_trees(
+  rows, counts = rendering.judge_trees(
     taught,
     scenes.train,
     model.tokenizer,

@@ -6,7 +6,7 @@ from absl import logging
 import jax
 import ml_collections
 
-from data_pipeline import loaders
+from data_pipeline import loaders, rendering
 from her_jax import sharding
 from her_jax.evaluation import console
 from her_jax.evaluation import policy as policy_evaluation
@@ -28,7 +28,7 @@ def run(
   """
   scenes = data.load_scenes(config)
   model, earlier = train.start_model(config, workdir, mesh, scenes)
-  rows, counts = loaders.sft_trees(
+  rows, counts = rendering.sft_trees(
     scenes.train,
     model.tokenizer,
     config.data.length,
@@ -43,7 +43,7 @@ def run(
       f" give the replies to be learnt the field 'plan'"
     )
   if config.short_copies:
-    short = loaders.reply_trees(
+    short = rendering.reply_trees(
       scenes.train, model.tokenizer, config.context_weight, config.name_weight
     )
     logging.info("and %d replies behind their names alone", len(short))
@@ -106,7 +106,7 @@ class Measure:
 
   def _heldout_loss(self, params: Any) -> float:
     length = self._config.data.eval_length
-    rows, _ = loaders.sft_trees(
+    rows, _ = rendering.sft_trees(
       self._scenes, self._tokenizer, length, variant=self._variant, field="data.eval_length"
     )
     pad_id = chat.control_id(chat.PAD, self._tokenizer)

@@ -74,16 +74,14 @@ def fit(
       workers=config.data.workers,
     )
   )
-  reading = {
-    "data": loaders.fingerprint(rows, words), "hosts": jax.process_count(), "parts": hosts
-  }  # fmt: skip
+  data = loaders.fingerprint(rows, words)
   optimizer, schedule = optimizers.build(config.optimizer, config.steps)
   loss_fn = steps.next_token_loss(len(model.tokenizer))
   step_fn = steps.make_train_step(model.graphdef, optimizer, loss_fn, config.micro_batches)
 
   with workdirs.alone_in(workdir), Notice() as notice:
     if earlier:
-      state = earlier.restore(model, optimizer, batches, mesh, reading)
+      state = earlier.restore(model, optimizer, batches, mesh, data)
       found = earlier.before
       _tell(earlier, config, name)
     else:
@@ -93,7 +91,7 @@ def fit(
       checkpoint.write_tokenizer(workdir, model.tokenizer)
       state = TrainState.create(model.params, optimizer)
     checkpoint.clear_unfinished(workdir)
-    run = continuation.describe(config, found, reading)
+    run = continuation.describe(config, found, data)
     saver = Saver(workdir, config.checkpoint, model, batches, run)
     if int(state.step) < config.steps:
       saver.require_space(state)

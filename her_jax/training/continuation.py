@@ -66,19 +66,23 @@ class Earlier:
     optimizer: optax.GradientTransformation,
     batches: grain.DatasetIterator,
     mesh: jax.sharding.Mesh,
-    reading: Mapping[str, Any],
+    data: str,
   ) -> TrainState:
     """The state of the run, with the parameters of `model` in it: they will be donated.
 
     Args:
       model: of `load_model`.
       batches: a new iterator over the same data; it is set to the batch that comes next.
-      reading: how the data are read now, as in `describe`.
+      data: a fingerprint of the data now, as in `describe`.
 
     Raises:
-      ConfigError: the data, or the hosts that read them, are others, or a file is damaged.
+      ConfigError: the data are others, or a file is damaged.
     """
-    self._check_reading(reading)
+    if self.run["data"] != data:
+      raise ConfigError(
+        f"--workdir={self.workdir} holds a run of other training data than the config names now:"
+        f" the files have changed since. Put the old ones back, or choose another folder; {_ANEW}"
+      )
     path = checkpoint.folder(self.workdir, self.step)
     saved = ModelConfig(**checkpoint.read(path, "meta", None)["model"])
     old, new = (
@@ -95,40 +99,23 @@ class Earlier:
     found = checkpoint.read(path, "train", names, mend)
     opt_state = jax.tree.unflatten(jax.tree.structure(old), [found[name] for name in names])
     opt_state = checkpoint.fill_up(opt_state, new, moment_shardings(new, mesh))
-    checkpoint.read(path, "data", batches, mend)
+    batches.set_state(checkpoint.read(path, "data", None, mend))
     return TrainState(count(self.step, mesh), model.params, opt_state)
-
-  def _check_reading(self, reading: Mapping[str, Any]) -> None:
-    was = self.run["reading"]
-    if was["data"] != reading["data"]:
-      raise ConfigError(
-        f"--workdir={self.workdir} holds a run of other training data than the config names now:"
-        f" the files have changed since. Put the old ones back, or choose another folder; {_ANEW}"
-      )
-    for name, things in (("hosts", "hosts"), ("parts", "parts that batches are split into")):
-      if was[name] != reading[name]:
-        raise ConfigError(
-          f"--workdir={self.workdir} holds a run on {was[name]} {things}, and there are"
-          f" {reading[name]} now: which trees come next is known to each of the old ones alone."
-          f" Continue on {was[name]}, or start another run from it, with"
-          f" --config.init_from={self.workdir} and another folder"
-        )
 
 
 def describe(
   config: ml_collections.ConfigDict,
   before: Mapping[str, Any],
-  reading: Mapping[str, Any],
+  data: str,
 ) -> dict[str, Any]:
   """What a run says of itself in its checkpoints.
 
   Args:
     before: the stage's measures before its first step, numbers or None.
-    reading: `data`, a fingerprint of the training data; `hosts` and `parts`, how many read and
-      into how many parts a batch is split.
+    data: a fingerprint of the training data.
   """
   plain = {k: v.item() if hasattr(v, "item") else v for k, v in before.items()}
-  return {"config": _plain(config), "before": plain, "reading": dict(reading)}
+  return {"config": _plain(config), "before": plain, "data": data}
 
 
 def find(config: ml_collections.ConfigDict, workdir: str) -> Earlier | None:

@@ -2,7 +2,7 @@
 
 workdir/checkpoints/300/params, meta   the model, see `checkpoint`
 workdir/checkpoints/300/train/         moments and counts of the optimiser, Orbax
-workdir/checkpoints/300/data/          where each host is in its data: Grain's state, JSON
+workdir/checkpoints/300/data/          where the loader is in its data: Grain's state, JSON
 workdir/checkpoints/300/run/           config, first measures, and what the data were, JSON
 
 A checkpoint is written in the background, under a name that no reader takes for a finished one,
@@ -80,7 +80,11 @@ class Saver:
     if step in checkpoint.steps(self._workdir):
       return
     parts = checkpoint.parts(step, self._model.config, state.params, self._model.variant)
-    parts |= {"train": flat(state.opt_state), "data": self._batches, "run": self._run}
+    parts |= {
+      "train": flat(state.opt_state),
+      "data": self._batches.get_state(),
+      "run": self._run,
+    }
     path = checkpoint.folder(self._workdir, step)
     self._saving = ocp.save_checkpointables_async(path.as_posix(), parts)
 

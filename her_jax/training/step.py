@@ -17,7 +17,7 @@ from her_jax.training.state import TrainState
 Batch = Mapping[str, jax.Array]
 # (model, batch) -> sum of losses, sum of weights, and further metrics by name: sums, whose mean
 # is over all weights, or pairs of a sum and its own weight.
-Extra = dict[str, jax.Array | tuple[jax.Array, jax.Array]]
+Extra = Mapping[str, jax.Array | tuple[jax.Array, jax.Array]]
 LossFn = Callable[[Qwen3, Batch], tuple[jax.Array, jax.Array, Extra]]
 
 
@@ -38,7 +38,7 @@ def next_token_loss(valid_vocab: int) -> LossFn:
     log_probs, _ = losses.token_log_probs(
       hidden, model.head(), batch["targets"], weights, valid_vocab=valid_vocab
     )
-    extra: Extra = {}
+    extra: dict[str, jax.Array | tuple[jax.Array, jax.Array]] = {}
     for number, name in enumerate(_LAYERS if "layers" in batch else (), 1):
       own = jnp.where(batch["layers"] == number, weights, 0.0)
       extra[name] = -jnp.sum(own * log_probs), jnp.sum(own)
@@ -65,7 +65,7 @@ def make_train_step(
     `micro_batches` does not divide the rows.
   """
 
-  def sums(params: nnx.State, batch: Batch) -> tuple[jax.Array, tuple[jax.Array, dict]]:
+  def sums(params: nnx.State, batch: Batch) -> tuple[jax.Array, tuple[jax.Array, Extra]]:
     total, count, extra = loss_fn(nnx.merge(graphdef, params), batch)
     return total, (count, extra)
 

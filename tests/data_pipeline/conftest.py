@@ -5,6 +5,7 @@ import json
 import pathlib
 from typing import Any
 
+from absl import flags
 import numpy as np
 import pytest
 
@@ -16,6 +17,13 @@ def _words(rng: np.random.Generator, count: int, language: str) -> str:
   pool, gap = (_ZH, "") if language == "zh" else (_EN, " ")
   # The cube makes a few words frequent, as in language.
   return gap.join(pool[int(len(pool) * x**3)] for x in rng.random(count))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _parsed_flags() -> None:
+  """Grain hands the flags on to its workers."""
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()
 
 
 @pytest.fixture(scope="session")

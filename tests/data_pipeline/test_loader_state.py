@@ -3,7 +3,6 @@
 import itertools
 import json
 
-from absl import flags
 import grain
 from grain.experimental import LimitIterDataset, assert_equal_output_after_checkpoint
 import numpy as np
@@ -12,13 +11,6 @@ import pytest
 from data_pipeline import loaders, trees
 
 _WORDS = tuple(range(100, 4000))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _flags():
-  """Grain hands the flags on to its workers."""
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS.mark_as_parsed()
 
 
 def _rows(count: int = 30) -> list[loaders.Row]:

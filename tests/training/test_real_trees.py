@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.trees import compact
-from data_pipeline import loaders, rows, trees
+from data_pipeline import rendering, trees
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.models.config import ModelConfig
 from her_jax.models.qwen3 import Qwen3
@@ -32,8 +32,8 @@ def scenes(real_data, tmp_path_factory):
 def forms(scenes, qwen3_folder):
   """Rows of both forms, with small ids in the place of Qwen3's, and the vocabulary's size."""
   tokenizer = hf_tokenizer.load(qwen3_folder)
-  as_trees, _ = loaders.sft_trees(scenes, tokenizer, 1 << 20)
-  single = rows.sft_rows(scenes, tokenizer, 1 << 20)
+  as_trees, _ = rendering.sft_trees(scenes, tokenizer, 1 << 20)
+  single = rendering.sft_rows(scenes, tokenizer, 1 << 20)
   return as_trees, single, compact(as_trees, single)
 
 
