@@ -26,7 +26,7 @@ TEST := $(VENV)/.test
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install quickstart test test-fast lint format clean
+.PHONY: help install quickstart test test-all test-fast lint format clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -36,11 +36,14 @@ install: $(BASE)  ## install her_jax into .venv
 quickstart: $(BASE)  ## run the whole chain on a tiny model; results in out/quickstart
 	$(PY) -m her_jax.main --config=configs/quickstart.py --workdir=out/quickstart
 
-test: $(TEST)  ## run all tests (PYTEST_ARGS="-k name" to choose)
+test: $(TEST)  ## run the tests (PYTEST_ARGS="-k name" to choose)
+	$(PYTEST) -m "not exhaustive" $(PYTEST_ARGS)
+
+test-all: $(TEST)  ## run all tests, also what takes an hour
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-fast: $(TEST)  ## run the tests that are not marked slow
-	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not exhaustive" $(PYTEST_ARGS)
 
 lint: $(TEST)  ## check style, format and types
 	$(PY) -m ruff check .

@@ -86,6 +86,12 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
   # Parts in which a batch is worked through; the result is the same.
   config.micro_batches = pod.micro_batches if pod else 1
   config.log_every = 20
+  # Steps from one measure of the held-out loss to the next; the best model is kept in
+  # workdir/best. 0: only before the first step and after the last.
+  config.eval_every = 0
+  # The profiler watches `steps` steps from `step` on (0: none) and writes workdir/profile, which
+  # TensorBoard and xprof show.
+  config.profile = ml_collections.ConfigDict({"step": 0, "steps": 3})
   return config
 
 

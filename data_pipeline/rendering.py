@@ -203,6 +203,7 @@ def judge_trees(
   variant: Variant = chat.DEFAULT,
   verdict_weight: float = 1.0,
   judgements: Mapping[str, Sequence[Judgement]] | None = None,
+  field: str = "data.length",
 ) -> tuple[list[Row], Counts]:
   """One tree a pair: character and scene once, each order of the candidates a branch.
 
@@ -211,6 +212,7 @@ def judge_trees(
       `preferences.taught`.
     verdict_weight: loss weight of the tokens that would differ if the other candidate were the
       better one: they, and no others, say which candidate is meant.
+    field: of the config that gives `length`, for the error.
 
   Raises:
     ConfigError: a pair is longer than `length`, or nothing that is known of it gives its label.
@@ -242,7 +244,7 @@ def judge_trees(
     row = trees.lay_out(context, branches)
     if len(row["tokens"]) > length:
       raise ConfigError(
-        f"pair {pair.id!r} takes {len(row['tokens'])} tokens, more than data.length ="
+        f"pair {pair.id!r} takes {len(row['tokens'])} tokens, more than {field} ="
         f" {length}; raise it or lower judge.history"
       )
     counts.samples += len(branches)

@@ -12,6 +12,7 @@ from her_jax.evaluation import console
 from her_jax.evaluation.judge import evaluate_judge, judged_pairs
 from her_jax.roleplay.schema import PreferencePair
 from her_jax.tasks import data, start, train
+from her_jax.tasks.heldout import HeldOut
 from her_jax.training import checkpoint
 
 
@@ -25,7 +26,8 @@ def run(
   """
   scenes = data.load_scenes(config)
   pairs = data.load_pairs(config, scenes)
-  taught = [pair for pair in pairs if pair.split == "train"]
+  taught, heldout = ([p for p in pairs if p.split == s] for s in ("train", "heldout"))
+  judgements = data.load_judgements(config, pairs)
   model, earlier = train.start_model(config, workdir, mesh, scenes)
   rows, counts = rendering.judge_trees(
     taught,
@@ -36,7 +38,7 @@ def run(
     config.seed,
     model.variant,
     config.verdict_weight,
-    data.load_judgements(config, taught),
+    judgements,
   )
   logging.info("judge data: %s", counts.line())
 
@@ -44,9 +46,21 @@ def run(
     _show(config, model, model.params, scenes, pairs, "before")
     return {}
 
-  params, _ = train.fit(
-    config, workdir, mesh, model, earlier, scenes, rows, show_before, "judge"
+  unseen, _ = rendering.judge_trees(
+    heldout if config.eval_every else [],
+    scenes.heldout,
+    model.tokenizer,
+    config.data.eval_length,
+    config.judge.history,
+    config.seed,
+    model.variant,
+    judgements=judgements,
+    field="data.eval_length",
   )
+  params, _ = train.fit(
+    config, workdir, mesh, model, earlier, scenes, rows, show_before,
+    HeldOut(unseen, model, config.data, mesh), "judge",
+  )  # fmt: skip
   _show(config, model, params, scenes, pairs, "after")
   return measure(config, model, params, scenes, pairs)
 

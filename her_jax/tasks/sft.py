@@ -6,15 +6,13 @@ from absl import logging
 import jax
 import ml_collections
 
-from data_pipeline import loaders, rendering
-from her_jax import sharding
+from data_pipeline import rendering
 from her_jax.evaluation import console
 from her_jax.evaluation import policy as policy_evaluation
-from her_jax.roleplay import chat
 from her_jax.roleplay.schema import DataError
 from her_jax.tasks import data, start, train
+from her_jax.tasks.heldout import HeldOut
 from her_jax.training import checkpoint
-from her_jax.training import step as steps
 
 
 def run(
@@ -23,8 +21,8 @@ def run(
   """Trains and saves a policy, or goes on where an earlier run of this workdir stopped.
 
   Returns:
-    `heldout_loss_before, heldout_loss_after, grammar_valid_before, grammar_valid_after`;
-    None where `eval_samples` is 0 or nothing is held out.
+    `heldout_loss_before, heldout_loss_after, grammar_valid_before, grammar_valid_after`, None
+    where `eval_samples` is 0 or nothing is held out; else also the losses of the layers.
   """
   scenes = data.load_scenes(config)
   model, earlier = train.start_model(config, workdir, mesh, scenes)
@@ -54,7 +52,7 @@ def run(
     return measure(model.params, "before")
 
   params, before = train.fit(
-    config, workdir, mesh, model, earlier, scenes, rows, measure_before, "SFT"
+    config, workdir, mesh, model, earlier, scenes, rows, measure_before, measure.heldout, "SFT"
   )
   after = measure(params, "after")
   return {f"{k}_before": v for k, v in before.items()} | {
@@ -78,24 +76,31 @@ class Measure:
     self._turns = policy_evaluation.pick_turns(scenes.heldout, config.eval_samples)
     self._sampler = start.make_sampler(model, config.sampling, config.sampling.temperature)
     self._scenes = scenes.heldout
-    self._eval_step = steps.make_eval_step(
-      model.graphdef, steps.next_token_loss(len(model.tokenizer))
-    )
+    rows, _ = rendering.sft_trees(
+      scenes.heldout if config.eval_samples or config.eval_every else [], model.tokenizer,
+      config.data.eval_length, variant=model.variant,
+      field="data.eval_length",
+    )  # fmt: skip
+    self.heldout = HeldOut(rows, model, config.data, mesh)
 
   def __call__(self, params: Any, when: str) -> dict[str, Any]:
-    """`heldout_loss` in nats a token, and what `policy.describe` gives."""
+    """What `HeldOut` and `policy.describe` give."""
     if not self._turns:
       why = "eval_samples is 0" if self._scenes else "no scene is held out (split)"
       logging.info("%s: nothing is measured, as %s", when, why)
       return {"heldout_loss": None, "grammar_valid": None}
-    loss = self._heldout_loss(params)
+    losses = self.heldout(params)
     samples, completions = policy_evaluation.sample_replies(
       self._sampler, params, self._turns, self._tokenizer, self._config.seed, self._variant
     )
-    found = {"heldout_loss": loss, **policy_evaluation.describe(samples, completions)}
+    found = {**losses, **policy_evaluation.describe(samples, completions)}
     valid = sum(sample.valid for sample in samples)
     logging.info(
-      "%s: held-out loss %.4f, %d of %d replies valid", when, loss, valid, len(samples)
+      "%s: held-out loss %.4f, %d of %d replies valid",
+      when,
+      losses["heldout_loss"],
+      valid,
+      len(samples),
     )
     if jax.process_index() == 0:
       console.write_samples(f"{self._workdir}/samples/{when}.json", samples)
@@ -103,17 +108,3 @@ class Measure:
         f"{self._config.task.upper()}: {when}", samples[:: max(len(samples) // 3, 1)][:3]
       )
     return found
-
-  def _heldout_loss(self, params: Any) -> float:
-    length = self._config.data.eval_length
-    rows, _ = rendering.sft_trees(
-      self._scenes, self._tokenizer, length, variant=self._variant, field="data.eval_length"
-    )
-    pad_id = chat.control_id(chat.PAD, self._tokenizer)
-    total = count = 0.0
-    for batch in loaders.padded_batches(
-      rows, length=length, batch_size=self._config.data.eval_batch_size, pad_id=pad_id
-    ):
-      part = self._eval_step(params, jax.device_put(batch, sharding.replicated(self._mesh)))
-      total, count = total + float(part[0]), count + float(part[1])
-    return total / count

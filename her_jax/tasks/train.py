@@ -14,6 +14,7 @@ from her_jax import sharding
 from her_jax.roleplay import chat
 from her_jax.tasks import start
 from her_jax.tasks.data import Scenes
+from her_jax.tasks.heldout import BEST, HeldOut, Intervals
 from her_jax.training import checkpoint, continuation, loop, metrics, workdirs
 from her_jax.training import optimizer as optimizers
 from her_jax.training import step as steps
@@ -44,6 +45,7 @@ def fit(
   scenes: Scenes,
   rows: Sequence[loaders.Row],
   before: Callable[[], dict[str, Any]],
+  heldout: HeldOut,
   name: str,
 ) -> tuple[nnx.State, dict[str, Any]]:
   """Trains to `config.steps`, saving all the way.
@@ -52,6 +54,7 @@ def fit(
     model, earlier: of `start_model`; the parameters of an earlier run are donated.
     rows: the training data.
     before: measures `model`, unless an earlier run has.
+    heldout: measures every `config.eval_every` steps.
     name: of the stage, for people.
 
   Returns:
@@ -88,11 +91,13 @@ def fit(
       found = before()
       _wait_for_all("the workdir is cleared")
       checkpoint.clear(workdir, config.init_from)
+      checkpoint.clear(f"{workdir}/{BEST}")
       checkpoint.write_tokenizer(workdir, model.tokenizer)
       state = TrainState.create(model.params, optimizer)
     checkpoint.clear_unfinished(workdir)
     run = continuation.describe(config, found, data)
     saver = Saver(workdir, config.checkpoint, model, batches, run)
+    intervals = Intervals(config.eval_every, heldout, model, workdir, int(state.step))
     if int(state.step) < config.steps:
       saver.require_space(state)
     with metrics.MetricWriter(workdir, int(state.step)) as writer, saver:
@@ -106,9 +111,12 @@ def fit(
         mesh=mesh,
         log_every=config.log_every,
         name=name,
+        model=model.config,
         saver=saver,
         notice=notice,
         workdir=workdir,
+        evaluate=intervals,
+        profile=(config.profile.step, config.profile.steps),
       )
     if notice.given(config.steps + 1):  # While the last state was saved.
       raise Preempted(

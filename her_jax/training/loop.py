@@ -1,18 +1,46 @@
 """The training loop of SFT and the judge."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+import dataclasses
 import pathlib
-from typing import Any
+import time
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 import optax
 
 from her_jax import sharding
+from her_jax.models.config import ModelConfig
 from her_jax.training import metrics
 from her_jax.training.preemption import Notice, Preempted
 from her_jax.training.saver import Saver
+from her_jax.training.speed import Speed
 from her_jax.training.state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class _Done:
+  """A step that has been started, whose metrics are still on the devices.
+
+  Attributes:
+    batch: this host's part.
+    seconds: from the step before to this one, of which `waited` for the batch.
+  """
+
+  step: int
+  found: dict[str, jax.Array]
+  batch: dict[str, np.ndarray]
+  seconds: float
+  waited: float
+
+
+class Evaluate(Protocol):
+  """Measures the state now and then."""
+
+  def due(self, step: int) -> bool: ...
+
+  def __call__(self, state: TrainState, step: int) -> Mapping[str, float | None]: ...
 
 
 class NotFinite(RuntimeError):
@@ -30,9 +58,12 @@ def fit(
   mesh: jax.sharding.Mesh,
   log_every: int,
   name: str,
+  model: ModelConfig | None = None,
   saver: Saver | None = None,
   notice: Notice | None = None,
   workdir: str = "",
+  evaluate: Evaluate | None = None,
+  profile: tuple[int, int] = (0, 0),
 ) -> TrainState:
   """Runs the updates from `state.step` up to `steps`, writing every step's metrics.
 
@@ -40,63 +71,77 @@ def fit(
   before a state is saved they are, so that none is saved whose loss is no number.
 
   Args:
+    model: what is trained, for its arithmetic.
     saver: saves when it is due, at the end, and on notice.
     notice: of preemption.
-    workdir: where a batch is left whose loss is no number; empty: nowhere.
+    workdir: where a batch is left whose loss is no number, and a profile; empty: nowhere.
+    evaluate: measures the parameters every so many steps; the numbers stand in the step's row.
+    profile: a step, and how many from it on the profiler watches; see `workdir/profile`.
 
   Raises:
     NotFinite: loss or gradient of a step is NaN or infinite; at most one step later.
     Preempted: the notice was given; the state is saved.
   """
 
-  def report(
-    step: int, found: dict[str, jax.Array], batch: dict[str, np.ndarray], seconds: float
-  ) -> None:
-    values = {k: float(v) for k, v in found.items()}
+  speed = Speed(model)
+
+  def report(done: _Done, measured: Mapping[str, float | None] | None = None) -> None:
+    step, batch = done.step, done.batch
+    values: dict[str, float | None] = {k: float(v) for k, v in done.found.items()}
     # A gradient that is no number has spoilt the weights, whatever the loss was.
     for what in ("loss", "gradient_norm"):
-      if not np.isfinite(values[what]):
+      if not np.isfinite(float(done.found[what])):
         left = f"; its batch is in {_leave(batch, step, workdir)}" if workdir else ""
         raise NotFinite(
           f"{name}: the {what} of step {step} is {values[what]}{left}. Lower"
           f" --config.optimizer.learning_rate"
         )
+    # A layer of which the batch holds nothing has no loss.
+    values = {k: None if v is None or np.isnan(v) else v for k, v in values.items()}
     tokens = batch["tokens"].size * sharding.row_shard(mesh)[1]
-    values |= {
-      "learning_rate": float(schedule(step - 1)),
-      "tokens": step * tokens,
-      "tokens_per_second": tokens / seconds,
-    }
+    values |= {"learning_rate": float(schedule(step - 1)), "tokens": step * tokens}
+    values |= {**speed(tokens, done.seconds, done.waited), **(measured or {})}
     writer.write(step, values)
     if step % log_every == 0 or step in (1, steps):
       shown = ("loss", "gradient_norm", "tokens_per_second")
       metrics.log_line(step, steps, {k: values[k] for k in shown})
 
-  unread: tuple[int, dict[str, jax.Array], dict[str, np.ndarray], float] | None = None
+  unread: _Done | None = None
 
-  def settle() -> None:
-    """Reads what is unread, then saves."""
+  def settle(measured: Mapping[str, float | None] | None = None) -> None:
+    """Reads what is unread."""
     nonlocal unread
     if unread:
-      report(*unread)
+      report(unread, measured)
     unread = None
-    if saver:
-      saver.save(state)
 
-  first = int(state.step)
+  first, profiled = int(state.step), 0
   with metrics.progress(name, steps) as advance:
     advance(first)
     watch = metrics.Stopwatch()
     for step in range(first + 1, steps + 1):
+      if step == profile[0] and profile[1] and workdir:
+        jax.profiler.start_trace(f"{workdir}/profile")
+        profiled = step + profile[1] - 1
+      began = time.perf_counter()
       batch = next(batches)
+      waited = time.perf_counter() - began
       state, found = step_fn(state, sharding.to_global(batch, mesh))
-      if unread:
-        report(*unread)
-      unread = step, found, batch, watch.lap()
+      settle()
+      unread = _Done(step, found, batch, watch.lap(), waited)
       advance()
+      if profiled and step in (profiled, steps):
+        jax.block_until_ready(found)
+        jax.profiler.stop_trace()
+        profiled = 0
+      if evaluate and evaluate.due(step):
+        settle(evaluate(state, step))
+        watch.lap()
       ending = notice is not None and notice.given(step)
       if ending or (saver and saver.due(step)):
         settle()
+        if saver:
+          saver.save(state)
       if ending:
         if saver:
           saver.wait()
@@ -105,6 +150,8 @@ def fit(
           f" command continues"
         )
     settle()
+    if saver:
+      saver.save(state)
   return state
 
 

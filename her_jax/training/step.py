@@ -111,11 +111,11 @@ def make_train_step(
 @functools.cache
 def make_eval_step(
   graphdef: nnx.GraphDef, loss_fn: LossFn
-) -> Callable[[nnx.State, Batch], tuple[jax.Array, jax.Array]]:
-  """Builds the jitted `(params, batch) -> sum of losses, sum of weights`, once for each pair."""
+) -> Callable[[nnx.State, Batch], tuple[jax.Array, jax.Array, Extra]]:
+  """Builds the jitted `(params, batch) -> what loss_fn gives`, once for each pair."""
 
   @jax.jit
-  def step(params: nnx.State, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    return loss_fn(nnx.merge(graphdef, params), batch)[:2]
+  def step(params: nnx.State, batch: Batch) -> tuple[jax.Array, jax.Array, Extra]:
+    return loss_fn(nnx.merge(graphdef, params), batch)
 
   return step

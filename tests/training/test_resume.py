@@ -17,10 +17,12 @@ def settings(tmp_path_factory):
   "workers, packing, micro_batches",
   [
     (0, True, 1),
+    pytest.param(2, True, 4, marks=pytest.mark.slow),
+    pytest.param(1, False, 4, marks=pytest.mark.slow),
     *(
-      pytest.param(workers, packing, micro, marks=pytest.mark.slow)
+      pytest.param(workers, packing, micro, marks=pytest.mark.exhaustive)
       for workers in (0, 1, 2) for packing in (True, False) for micro in (1, 4)
-      if (workers, packing, micro) != (0, True, 1)
+      if (workers, packing, micro) not in ((0, True, 1), (2, True, 4), (1, False, 4))
     ),
   ],
 )  # fmt: skip

@@ -145,3 +145,35 @@ def test_moments_are_split_as_their_parameters_from_the_start(name):
   # So the second step is not compiled anew.
   for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
     assert new.sharding.is_equivalent_to(old, new.ndim)
+
+
+def test_each_layer_has_the_mean_of_its_own_targets():
+  """A layer that the batch does not hold has no number."""
+  config = ModelConfig(
+    vocab_size=32, hidden_size=16, intermediate_size=32, num_layers=1, num_heads=2,
+    num_kv_heads=1, head_dim=8, tie_embeddings=True, max_position_embeddings=64, dtype="float32",
+  )  # fmt: skip
+  graphdef, params = nnx.split(Qwen3(config, rngs=nnx.Rngs(0)))
+  rng = np.random.default_rng(0)
+  shape = (4, 12)
+  batch = {
+    "tokens": rng.integers(0, 32, shape, np.int32), "targets": rng.integers(0, 32, shape, np.int32),
+    "positions": np.tile(np.arange(12, dtype=np.int32), (4, 1)),
+    "visible_until": np.full(shape, 12, np.int32),
+    "loss_weights": rng.integers(0, 3, shape).astype(np.float32),
+    "layers": rng.choice(np.array([0, 1, 2, 4], np.float32), shape),
+  }  # fmt: skip
+  loss_fn, optimizer = steps.next_token_loss(32), optax.sgd(0.1)
+
+  def alone(number):
+    own = np.where(batch["layers"] == number, batch["loss_weights"], 0).astype(np.float32)
+    total, count, _ = loss_fn(nnx.merge(graphdef, params), {**batch, "loss_weights": own})
+    return float(total / count)
+
+  expected = {"plan": alone(1), "thought": alone(2), "speech": alone(4)}
+  for micro_batches in (1, 2):
+    step = steps.make_train_step(graphdef, optimizer, loss_fn, micro_batches)
+    _, found = step(TrainState.create(params, optimizer), batch)
+    for name, value in expected.items():
+      np.testing.assert_allclose(found[f"loss_{name}"], value, rtol=1e-5)
+    assert np.isnan(found["loss_action"])
