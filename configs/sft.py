@@ -26,6 +26,9 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   # Loss weight of the sheet and the history. HER trains on replies alone; the tiny model was
   # never pretrained and learns its language here.
   config.context_weight = 0.3 if tiny else 0.0
+  # Whether own replies also weigh 1 where they stand in the history, without their plans: the
+  # loss on all turns, where HER's is on the last turn of each sample.
+  config.all_turns = False
   # Loss weight of the name's first token. Who answers is decided in one token of the reply: at
   # weight 1 a model from random weights learns it last.
   config.name_weight = 20.0 if tiny else 1.0

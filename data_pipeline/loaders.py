@@ -6,6 +6,7 @@ A batch has int32 `tokens, targets, visible_until, positions` and float32 `loss_
 
 from collections.abc import Iterator, Sequence
 import hashlib
+import itertools
 import multiprocessing
 import os
 import threading
@@ -18,6 +19,7 @@ from data_pipeline import trees
 from data_pipeline.rendering import Row
 from her_jax.errors import ConfigError
 
+_MEASURED = 64  # Batches of which the padding is told.
 _PACKER = ("_segment_ids", "_positions")
 
 
@@ -76,6 +78,18 @@ def batches(
   if workers:
     stream = stream.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers), _end_with)
   return stream
+
+
+def padding_share(
+  rows: Sequence[Row], *, length: int, batch_size: int, seed: int, packing: bool = True
+) -> float:
+  """Which share of the slots of the first batches, at most an epoch of them, is padding."""
+  stream = batches(
+    rows, length=length, batch_size=batch_size, seed=seed, pad_id=-1, packing=packing
+  )
+  epoch = max(sum(len(row["tokens"]) for row in rows) // (length * batch_size), 1)
+  some = list(itertools.islice(stream, min(epoch, _MEASURED)))
+  return float(np.mean([(batch["tokens"] == -1).mean() for batch in some]))
 
 
 def prompt_stream(

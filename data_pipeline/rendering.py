@@ -1,5 +1,6 @@
 """Conversations and pairs → rows of ids that a loader packs, each with its targets."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 
@@ -26,14 +27,20 @@ class Counts:
   supervised: int = 0
   expanded: int = 0  # tokens if every sample were a row of its own
   split_up: int = 0  # conversations too long for one row, laid out as several trees
+  longest: int = 0  # tokens of the longest row
+  left: Counter[str] = dataclasses.field(
+    default_factory=Counter
+  )  # what is not trained, by reason
 
   def line(self) -> str:
+    left = ", ".join(f"{count} {why}" for why, count in sorted(self.left.items()))
     saved = ""
     if self.samples > self.rows:
       saved = f" ({self.expanded / max(self.tokens, 1):.2f} x fewer than as rows)"
     return (
       f"{self.samples} samples in {self.rows} trees, {self.tokens} tokens{saved},"
-      f" {self.supervised} supervised, {self.split_up} conversations split up"
+      f" {self.supervised} supervised, the longest {self.longest}, {self.split_up} conversations"
+      f" split up; not trained: {left or 'nothing'}"
     )
 
 
@@ -45,6 +52,7 @@ def sft_trees(
   variant: Variant = chat.DEFAULT,
   name_weight: float = 1.0,
   field: str = "data.length",
+  all_turns: bool = False,
 ) -> tuple[list[Row], Counts]:
   """One tree a character and conversation: the sheet and history once, a branch a reply.
 
@@ -56,6 +64,7 @@ def sft_trees(
     variant: of the prompts.
     name_weight: loss weight of the first token of the speaker's name after the plan.
     field: of the config that gives `length`, for the error.
+    all_turns: whether own replies also weigh 1 where they stand in the history, without plans.
 
   Raises:
     ConfigError: the sheet and a single reply do not fit into `length`.
@@ -63,9 +72,12 @@ def sft_trees(
   rows, counts = [], Counts()
 
   def lay_out(dialogue: chat.Dialogue) -> Row:
-    return _lay_out(dialogue, context_weight, name_weight)
+    return _lay_out(dialogue, context_weight, name_weight, all_turns)
 
   for scene in trajectories:
+    own = sum(turn.speaker != scene.environment for turn in scene.turns)
+    if bare := own - len(scene.trained_turns()):
+      counts.left["replies without a plan"] += bare
     for name in scene.trained_characters():
       made = list(_windows(scene, name, tokenizer, length, variant, lay_out, field))
       rows += [row for row, _ in made]
@@ -135,14 +147,17 @@ def reply_trees(
   return rows
 
 
-def _lay_out(dialogue: chat.Dialogue, context_weight: float, name_weight: float) -> Row:
+def _lay_out(
+  dialogue: chat.Dialogue, context_weight: float, name_weight: float, all_turns: bool = False
+) -> Row:
   branches = []
   for branch in dialogue.branches:
     weights = [1.0] * len(branch.ids)
     weights[branch.name_at] = name_weight
     weights[: branch.given] = [0.0] * branch.given
     branches.append(trees.Branch(branch.at, branch.ids, weights, {"layers": branch.layers}))
-  return trees.lay_out(dialogue.trunk, branches, context_weight)
+  of_trunk = [1.0 if own and all_turns else context_weight for own in dialogue.own]
+  return trees.lay_out(dialogue.trunk, branches, of_trunk)
 
 
 def _windows(
@@ -254,6 +269,7 @@ def judge_trees(
 
 def _count(rows: Sequence[Row], counts: Counts) -> Counts:
   counts.rows = len(rows)
+  counts.longest = max((len(row["tokens"]) for row in rows), default=0)
   counts.tokens = sum(len(row["tokens"]) for row in rows)
   counts.supervised = int(sum((row["loss_weights"] > 0).sum() for row in rows))
   return counts

@@ -31,7 +31,9 @@ class Branch:
 
 
 def lay_out(
-  trunk: Sequence[int], branches: Sequence[Branch], trunk_weight: float = 0.0
+  trunk: Sequence[int],
+  branches: Sequence[Branch],
+  trunk_weight: float | Sequence[float] = 0.0,
 ) -> dict[str, np.ndarray]:
   """Writes a tree depth-first into one row.
 
@@ -50,7 +52,8 @@ def lay_out(
   Args:
     trunk: ids of the shared path.
     branches: in any order; several may leave at one place.
-    trunk_weight: loss weight of the trunk's own ids as targets, but for those after a fork.
+    trunk_weight: loss weight of the trunk's own ids as targets, but for those after a fork; one
+      for all or one for each.
 
   Returns:
     int32 `tokens, targets, visible_until, positions` and float32 `loss_weights` (and the
@@ -65,6 +68,11 @@ def lay_out(
     for name in ("tokens", "targets", "loss_weights", "visible_until", "positions", *extra)
   }
   forks = {branch.at for branch in branches}
+  weights = (
+    [trunk_weight] * len(trunk) if isinstance(trunk_weight, float | int) else trunk_weight
+  )
+  if len(weights) != len(trunk):
+    raise ValueError(f"{len(weights)} weights for a trunk of {len(trunk)} ids")
   written = 0
 
   def write(position: int, tokens: Sequence[int], branch: Branch | None) -> None:
@@ -76,11 +84,11 @@ def lay_out(
     # -1 stands for the end of the row, which is not known yet.
     parts["visible_until"].append(np.full(n, -1 if branch is None else written + n, np.int32))
     targets, values = np.zeros(n, np.int32), {"loss_weights": np.zeros(n, np.float32)}
-    if branch is None and trunk_weight:
+    if branch is None:
       for i, following in enumerate(trunk[position + 1 : position + n + 1]):
         # After a fork the branches say what comes next.
-        if position + i + 1 not in forks:
-          targets[i], values["loss_weights"][i] = following, trunk_weight
+        if weights[position + i + 1] and position + i + 1 not in forks:
+          targets[i], values["loss_weights"][i] = following, weights[position + i + 1]
     values |= {name: np.zeros(n, np.float32) for name in extra}
     if branch is not None:
       targets[:-1] = branch.ids

@@ -101,10 +101,16 @@ class Branch:
 
 @dataclasses.dataclass(frozen=True)
 class Dialogue:
-  """A conversation as one character's trunk with a branch for every trained reply."""
+  """A conversation as one character's trunk with a branch for every trained reply.
+
+  Attributes:
+    own: 1 where the trunk's id is of an own reply, its name and end included, else 0; also 0 in
+      replies before the first that is trained.
+  """
 
   trunk: list[int]
   branches: list[Branch]
+  own: list[int]
 
 
 def is_valid_completion(
@@ -280,7 +286,7 @@ def render_dialogue(
   trunk = _sheet(trajectory, name, tokenizer, variant)
   header = open_message("assistant", tokenizer)
   given = _no_thinking(tokenizer, variant)
-  branches = []
+  branches, own = [], [0] * len(trunk)
   for m in messages_of(trajectory, turns or range(len(trajectory.turns)), name, variant):
     if m.turn is not None and m.turn >= first_trained:
       turn = trajectory.turns[m.turn]
@@ -291,10 +297,16 @@ def render_dialogue(
         branches.append(
           Branch(at, given + ids, [0] * len(given) + layers, m.turn, name_at, len(given))
         )
-    trunk += message(m.role, m.text, tokenizer)
+    said = message(m.role, m.text, tokenizer)
+    if m.turn is None or m.turn < first_trained:
+      own += [0] * len(said)
+    else:
+      after = len(encode_text("\n", tokenizer))
+      own += [0] * len(header) + [1] * (len(said) - len(header) - after) + [0] * after
+    trunk += said
   if branches:
     trunk = trunk[: branches[-1].at]
-  return Dialogue(trunk, branches)
+  return Dialogue(trunk, branches, own[: len(trunk)])
 
 
 def _no_thinking(tokenizer: PreTrainedTokenizerBase, variant: Variant) -> list[int]:

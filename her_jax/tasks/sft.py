@@ -33,6 +33,7 @@ def run(
     config.context_weight,
     model.variant,
     config.name_weight,
+    all_turns=config.all_turns,
   )
   logging.info("SFT data: %s", counts.line())
   if not rows:

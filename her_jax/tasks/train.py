@@ -78,6 +78,16 @@ def fit(
     )
   )
   data = loaders.fingerprint(rows, words)
+  padding = loaders.padding_share(
+    rows, length=config.data.length, batch_size=config.batch_size, seed=config.seed,
+    packing=config.data.packing,
+  )  # fmt: skip
+  epoch = sum(len(row["tokens"]) for row in rows) / (1 - padding)
+  per_step = config.batch_size * config.data.length
+  logging.info(
+    "%s: %.1f %% of the slots are padding; an epoch is %.1f steps, so %d steps are %.2f epochs",
+    name, 100 * padding, epoch / per_step, config.steps, config.steps * per_step / epoch,
+  )  # fmt: skip
   optimizer, schedule = optimizers.build(config.optimizer, config.steps)
   loss_fn = steps.next_token_loss(len(model.tokenizer))
   step_fn = steps.make_train_step(model.graphdef, optimizer, loss_fn, config.micro_batches)

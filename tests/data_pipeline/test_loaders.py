@@ -316,6 +316,48 @@ def test_a_tree_has_the_loss_and_gradient_of_its_expanded_rows(tokenizer):
     np.testing.assert_allclose(one, two, atol=1e-5)
 
 
+def test_all_turns_weigh_where_they_stand_in_the_history(tokenizer):
+  """Each own reply once more, without its plan; what others say never."""
+  scene, name = SCENES[0], SCENES[0].trained_characters()[0]
+  end = chat.control_id(chat.IM_END, tokenizer)
+  settings = {"length": 100_000, "variant": Variant("brief")}
+  plain, _ = rendering.sft_trees([scene], tokenizer, **settings)
+  every, _ = rendering.sft_trees([scene], tokenizer, all_turns=True, **settings)
+  for a, b in zip(plain, every, strict=True):
+    for column in ("tokens", "visible_until", "positions"):
+      np.testing.assert_array_equal(a[column], b[column])
+    np.testing.assert_array_equal(b["loss_weights"][a["loss_weights"] > 0], 1)
+  more = np.where(plain[0]["loss_weights"] > 0, 0, every[0]["loss_weights"])
+  text = chat.decode_text(every[0]["targets"][more > 0].tolist(), tokenizer)
+  own = [turn for turn in scene.turns if turn.speaker == name]
+  for turn in own[:-1]:  # The last is in no history.
+    said = turn.reply.split("</role_thinking>")[-1].strip()
+    assert said in text
+  assert "<system_thinking>" not in text
+  others = [turn.reply for turn in scene.turns if turn.speaker not in (name, "Environment")]
+  assert not any(reply in text for reply in others)
+  assert int((every[0]["targets"][more > 0] == end).sum()) == len(own) - 1
+
+
+def test_the_summary_tells_what_is_not_trained_and_how_full_rows_are(tokenizer):
+  scene = SCENES[0]
+  first = scene.trained_turns()[0]
+  turns = [
+    dataclasses.replace(t, plan="" if i == first else t.plan) for i, t in enumerate(scene.turns)
+  ]
+  some = dataclasses.replace(scene, turns=tuple(turns))
+  rows, counts = rendering.sft_trees([some], tokenizer, 100_000)
+  bare = sum(t.speaker != scene.environment and not t.plan for t in turns)
+  assert bare and counts.left == {"replies without a plan": bare}
+  assert f"not trained: {bare} replies without a plan" in counts.line()
+  assert counts.longest == max(len(row["tokens"]) for row in rows)
+  length = counts.longest + 10
+  full = _synthetic(16, length=16)
+  assert loaders.padding_share(full, length=16, batch_size=2, seed=0) == 0
+  assert loaders.padding_share(full, length=24, batch_size=2, seed=0) == pytest.approx(1 / 3)
+  assert 0 < loaders.padding_share(rows, length=length, batch_size=1, seed=0) < 1
+
+
 def test_the_name_weighs_what_is_asked_and_nothing_else_changes(tokenizer):
   plain, _ = rendering.sft_trees(SCENES, tokenizer, 100_000, variant=Variant("brief"))
   weighted, _ = rendering.sft_trees(
