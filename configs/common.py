@@ -82,6 +82,8 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
   config.optimizer.b2 = 0.95
   config.optimizer.weight_decay = 0.1
   config.optimizer.clip_norm = 1.0
+  # Decay of a running mean of the weights, saved at the end as workdir/ema; 0: none is kept.
+  config.optimizer.ema = 0.0
 
   # Parts in which a batch is worked through; the result is the same.
   config.micro_batches = pod.micro_batches if pod else 1

@@ -101,7 +101,8 @@ def fit(
       found = before()
       _wait_for_all("the workdir is cleared")
       checkpoint.clear(workdir, config.init_from)
-      checkpoint.clear(f"{workdir}/{BEST}")
+      for apart in (BEST, "ema"):
+        checkpoint.clear(f"{workdir}/{apart}")
       checkpoint.write_tokenizer(workdir, model.tokenizer)
       state = TrainState.create(model.params, optimizer)
     checkpoint.clear_unfinished(workdir)
@@ -127,6 +128,10 @@ def fit(
         workdir=workdir,
         evaluate=intervals,
         profile=(config.profile.step, config.profile.steps),
+      )
+    if (mean := optimizers.averaged(state.opt_state)) is not None:
+      checkpoint.save(
+        f"{workdir}/ema", config.steps, model.config, mean, model.tokenizer, model.variant
       )
     if notice.given(config.steps + 1):  # While the last state was saved.
       raise Preempted(

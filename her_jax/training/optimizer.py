@@ -1,6 +1,6 @@
 """AdamW or Muon with warm-up, cosine decay and clipping."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
@@ -22,11 +22,13 @@ def build(
   With `name` "muon" the matrices inside the layers are updated, and decayed, by Muon (Jordan 2024,
   https://kellerjordan.github.io/posts/muon) at `muon_scale` times the rate, all else by Adam with Nesterov momentum.
 
+  With `ema` the state also keeps a running mean of the parameters, see `averaged`.
+
   Returns:
     The transformation, and the schedule for logging.
 
   Raises:
-    ConfigError: another `name`.
+    ConfigError: another `name`, or an `ema` that is no decay.
   """
   warmup = min(config.warmup_steps, max(steps - 1, 0))
   schedule = optax.warmup_cosine_decay_schedule(
@@ -58,7 +60,35 @@ def build(
     )
   else:
     raise ConfigError(f"optimizer.name is {config.name!r}; there are 'adamw' and 'muon'")
-  return optax.chain(optax.clip_by_global_norm(config.clip_norm), update), schedule
+  steps_of = [optax.clip_by_global_norm(config.clip_norm), update]
+  if decay := config.get("ema", 0.0):
+    if not 0 < decay < 1:
+      raise ConfigError(f"optimizer.ema is {decay}; give a decay below 1, or 0 for none")
+    steps_of.append(_average(decay))
+  return optax.chain(*steps_of), schedule
+
+
+class _Average(NamedTuple):
+  """The running mean of the parameters, as a part of the optimiser's state: it is saved,
+  restored and split over the devices as moments are."""
+
+  params: Any
+
+
+def _average(decay: float) -> optax.GradientTransformation:
+  """Changes no update; keeps `decay` x mean + (1 - decay) x parameters after each."""
+
+  def update(updates: Any, state: _Average, params: Any = None) -> tuple[Any, _Average]:
+    new = optax.apply_updates(params, updates)
+    return updates, _Average(optax.incremental_update(new, state.params, 1 - decay))
+
+  return optax.GradientTransformation(_Average, update)
+
+
+def averaged(opt_state: Any) -> Any:
+  """The running mean of the parameters; None where none is kept."""
+  found = [part for part in opt_state if isinstance(part, _Average)]
+  return found[0].params if found else None
 
 
 def _contractions(params: Any) -> Any:

@@ -108,7 +108,7 @@ def _restore(workdir, config, mesh, data=_DATA, batches=None) -> TrainState:
 def on_eight(request, tmp_path_factory):
   """Saved by eight devices, four of which share the vocabulary: 317 tokens have 320 rows."""
   mesh = _mesh(8, fsdp=2, tensor=4)
-  config = _config(optimizer__name=request.param)
+  config = _config(optimizer__name=request.param, optimizer__ema=0.5)
   model = dataclasses.replace(_MODEL, vocab_multiple=4)
   return _save(tmp_path_factory.mktemp("eight"), config, mesh, model)
 

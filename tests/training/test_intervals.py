@@ -24,6 +24,7 @@ def settings(tmp_path_factory):
   return settings | {
     "steps": 12, "eval_every": 4, "checkpoint.every": 5, "data.eval_length": 512,
     "optimizer.learning_rate": 0.3, "profile.step": 2, "profile.steps": 1,
+    "optimizer.ema": 0.5,
   }  # fmt: skip
 
 
@@ -46,8 +47,12 @@ def test_the_best_is_kept_and_a_kill_changes_nothing(settings, tmp_path):
   assert any((one / "profile").rglob("*.xplane.pb"))
   assert all(row["loss_plan"] > 0 and row["loss_speech"] > 0 for row in rows)
   assert all(f"heldout_loss_{layer}" in rows[3] for layer in _LAYERS)
-  # It is a workdir that another run starts from.
+  # Both are workdirs that another run starts from.
   mesh = sharding.make_mesh()
+  last, mean = (checkpoint.load(str(place), mesh, "init_from") for place in (one, one / "ema"))
+  assert last.step == mean.step == 12
+  tables = [np.asarray(m.params["embedding"].get_value()) for m in (last, mean)]
+  assert 0 < np.abs(tables[0] - tables[1]).max() < 1
   loaded = checkpoint.load(str(one / "best"), mesh, "init_from")
   assert loaded.step == best
   assert np.isfinite(np.asarray(loaded.params["embedding"].get_value())).all()

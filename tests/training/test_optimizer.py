@@ -78,3 +78,31 @@ def test_an_unknown_optimizer_is_refused_by_name():
   config.name = "muonn"
   with pytest.raises(ConfigError, match="'muonn'; there are 'adamw' and 'muon'"):
     optimizers.build(config, 10)
+
+
+def test_the_running_mean_is_of_the_parameters_and_changes_no_update():
+  config = common.base("sft", "tiny").optimizer
+  config.name, config.ema = "adamw", 0.75
+  with_mean, _ = optimizers.build(config, 10)
+  config.ema = 0.0
+  without, _ = optimizers.build(config, 10)
+  params = same = {"w": jnp.arange(6.0).reshape(2, 3)}
+  state, other = with_mean.init(params), without.init(params)
+  assert optimizers.averaged(other) is None
+  mean = params["w"]
+  for step in range(3):
+    gradients = {"w": jnp.full((2, 3), 1.0 + step)}
+    updates, state = with_mean.update(gradients, state, params)
+    plain, other = without.update(gradients, other, same)
+    np.testing.assert_array_equal(updates["w"], plain["w"])
+    params = same = {"w": params["w"] + updates["w"]}
+    mean = 0.75 * mean + 0.25 * params["w"]
+    np.testing.assert_allclose(optimizers.averaged(state)["w"], mean, rtol=1e-6)
+
+
+@pytest.mark.parametrize("decay", [1.0, -0.5, float("nan")])
+def test_a_decay_that_is_none_is_refused(decay):
+  config = common.base("sft", "tiny").optimizer
+  config.ema = decay
+  with pytest.raises(ConfigError, match=f"optimizer.ema is {decay}; give a decay"):
+    optimizers.build(config, 10)
