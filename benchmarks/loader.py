@@ -30,8 +30,8 @@ def main(argv: Sequence[str]) -> None:
   start = time.process_time()
   rows, counts = rendering.sft_trees(scenes, tokenizer, _LENGTH.value)
   print(f"{counts.line()}; {counts.tokens / (time.process_time() - start):,.0f} tokens/s once")
-  batches = loaders.batches(
-    rows, length=_LENGTH.value, batch_size=_BATCH.value, seed=0, pad_id=-1, word_ids=()
+  batches = iter(
+    loaders.batches(rows, length=_LENGTH.value, batch_size=_BATCH.value, seed=0, pad_id=-1)
   )
   for _ in range(10):
     next(batches)

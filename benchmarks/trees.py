@@ -56,7 +56,7 @@ class Side:
     self.targets = sum(int((row["loss_weights"] > 0).sum()) for row in made)
     self.length, self.seconds = length, []
     self._used: list[int] = []
-    self._batches = loaders.batches(made, length=length, batch_size=1, seed=0, pad_id=0)
+    self._batches = iter(loaders.batches(made, length=length, batch_size=1, seed=0, pad_id=0))
     graphdef, params = nnx.split(Qwen3(model, rngs=nnx.Rngs(0)))
     settings = {"name": "adamw", "learning_rate": 1e-4, "warmup_steps": 0, "final_scale": 1.0,
                 "b1": 0.9, "b2": 0.95, "weight_decay": 0.1, "clip_norm": 1.0}  # fmt: skip

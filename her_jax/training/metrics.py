@@ -21,6 +21,21 @@ from rich.progress import (
 )
 from tensorboardX import SummaryWriter
 
+# TensorBoard shows the charts of one prefix together.
+_GROUPS = {
+  "speed": ("tokens_per_second", "mfu", "step_seconds", "data_wait", "hbm"),
+  "optimizer": ("learning_rate", "gradient_norm", "targets", "tokens"),
+  "heldout": ("heldout_",),
+  "loss": ("loss",),
+}
+
+
+def _tag(name: str) -> str:
+  """`loss_plan` -> `loss/loss_plan`; a name of no group stays as it is."""
+  groups = (g for g, starts in _GROUPS.items() if name.startswith(starts))
+  group = next(groups, None)
+  return f"{group}/{name}" if group else name
+
 
 class MetricWriter:
   """Writes one JSON object a step to `workdir/metrics.jsonl`, and scalars to TensorBoard.
@@ -57,7 +72,7 @@ class MetricWriter:
     self._file.flush()
     for name, value in row.items():
       if name != "step" and isinstance(value, (int, float)):
-        self._tensorboard.add_scalar(name, value, step)
+        self._tensorboard.add_scalar(_tag(name), value, step)
 
   def close(self) -> None:
     if self._on:
