@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> None:
   folder = _TOKENIZER.value
   tokenizer = hf_tokenizer.load(folder) if folder else hf_tokenizer.train(texts, 2560)
   as_trees, _ = rendering.sft_trees(scenes, tokenizer, 1 << 20)
-  single = rendering.sft_rows(scenes, tokenizer, 1 << 20)
+  single, _ = rendering.sft_rows(scenes, tokenizer, 1 << 20)
   vocab = compact(as_trees, single)
   longest = max(len(row["tokens"]) for row in (*as_trees, *single))
   length = _LENGTH.value or -(-longest // _MULTIPLE) * _MULTIPLE

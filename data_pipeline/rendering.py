@@ -38,7 +38,7 @@ class Counts:
     if self.samples > self.rows:
       saved = f" ({self.expanded / max(self.tokens, 1):.2f} x fewer than as rows)"
     return (
-      f"{self.samples} samples in {self.rows} trees, {self.tokens} tokens{saved},"
+      f"{self.samples} samples in {self.rows} rows, {self.tokens} tokens{saved},"
       f" {self.supervised} supervised, the longest {self.longest}, {self.split_up} conversations"
       f" split up; not trained: {left or 'nothing'}"
     )
@@ -75,9 +75,7 @@ def sft_trees(
     return _lay_out(dialogue, context_weight, name_weight, all_turns)
 
   for scene in trajectories:
-    own = sum(turn.speaker != scene.environment for turn in scene.turns)
-    if bare := own - len(scene.trained_turns()):
-      counts.left["replies without a plan"] += bare
+    _count_bare(scene, counts)
     for name in scene.trained_characters():
       made = list(_windows(scene, name, tokenizer, length, variant, lay_out, field))
       rows += [row for row, _ in made]
@@ -92,13 +90,15 @@ def sft_rows(
   trajectories: Sequence[Trajectory],
   tokenizer: PreTrainedTokenizerBase,
   length: int,
+  context_weight: float = 0.0,
   variant: Variant = chat.DEFAULT,
-) -> list[Row]:
+  name_weight: float = 1.0,
+) -> tuple[list[Row], Counts]:
   """Each trained reply as a row of its own behind the whole conversation before it.
 
   What `sft_trees` lays out once a conversation is here once a reply: the same losses and
   gradients, with several times the tokens. Of a conversation longer than `length` the oldest
-  turns are left out.
+  turns are left out. Arguments as in `sft_trees`.
 
       prompt = [7, 8, 9], completion = [5, 6]
 
@@ -111,18 +111,25 @@ def sft_rows(
   Raises:
     DataError: a sheet, last turn and reply are longer than `length`.
   """
-  made = []
+  rows, counts = [], Counts()
   for scene in trajectories:
     for turn in scene.trained_turns():
-      ids = chat.render_example(scene, turn, tokenizer, length, variant).ids
+      example = chat.render_example(scene, turn, tokenizer, length, variant)
+      if example.dropped:
+        counts.left["turns of history that did not fit"] += example.dropped
       told = scene.turns[turn]
       completion, layers = chat.completion_and_layers(
         told.plan, told.speaker, told.reply, tokenizer, variant
       )
-      begins = len(ids) - len(completion)
-      branch = trees.Branch(begins, completion, columns={"layers": layers})
-      made.append(trees.lay_out(ids[:begins], [branch]))
-  return made
+      weights = [1.0] * len(completion)
+      weights[layers.index(0)] = name_weight  # The first behind the plan.
+      begins = len(example.ids) - len(completion)
+      branch = trees.Branch(begins, completion, weights, {"layers": layers})
+      rows.append(trees.lay_out(example.ids[:begins], [branch], context_weight))
+      counts.samples += 1
+      counts.expanded += len(example.ids)
+    _count_bare(scene, counts)
+  return rows, _count(rows, counts)
 
 
 def reply_trees(
@@ -265,6 +272,12 @@ def judge_trees(
     counts.samples += len(branches)
     rows.append(row)
   return rows, _count(rows, counts)
+
+
+def _count_bare(scene: Trajectory, counts: Counts) -> None:
+  own = sum(turn.speaker != scene.environment for turn in scene.turns)
+  if bare := own - len(scene.trained_turns()):
+    counts.left["replies without a plan"] += bare
 
 
 def _count(rows: Sequence[Row], counts: Counts) -> Counts:

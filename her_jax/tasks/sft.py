@@ -7,6 +7,7 @@ import jax
 import ml_collections
 
 from data_pipeline import rendering
+from her_jax.errors import ConfigError
 from her_jax.evaluation import console
 from her_jax.evaluation import policy as policy_evaluation
 from her_jax.roleplay.schema import DataError
@@ -26,15 +27,7 @@ def run(
   """
   scenes = data.load_scenes(config)
   model, earlier = train.start_model(config, workdir, mesh, scenes)
-  rows, counts = rendering.sft_trees(
-    scenes.train,
-    model.tokenizer,
-    config.data.length,
-    config.context_weight,
-    model.variant,
-    config.name_weight,
-    all_turns=config.all_turns,
-  )
+  rows, counts = _rows(config, model, scenes)
   logging.info("SFT data: %s", counts.line())
   if not rows:
     raise DataError(
@@ -59,6 +52,30 @@ def run(
   return {f"{k}_before": v for k, v in before.items()} | {
     f"{k}_after": v for k, v in after.items()
   }
+
+
+def _rows(
+  config: ml_collections.ConfigDict, model: checkpoint.Checkpoint, scenes: data.Scenes
+) -> tuple[list[rendering.Row], rendering.Counts]:
+  """The training scenes, as `config.data.rows` wants them.
+
+  Raises:
+    ConfigError: it names no form, or one that cannot train all turns.
+  """
+  form = config.data.rows
+  if form not in ("trees", "replies"):
+    raise ConfigError(f"config.data.rows is {form!r}; there are 'trees' and 'replies'")
+  if form == "replies" and config.all_turns:
+    raise ConfigError(
+      "config.all_turns needs config.data.rows=trees: pass that, or all_turns=False"
+    )
+  settings = (
+    scenes.train, model.tokenizer, config.data.length, config.context_weight, model.variant,
+    config.name_weight,
+  )  # fmt: skip
+  if form == "replies":
+    return rendering.sft_rows(*settings)
+  return rendering.sft_trees(*settings, all_turns=config.all_turns)
 
 
 class Measure:

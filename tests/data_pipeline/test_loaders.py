@@ -358,6 +358,32 @@ def test_the_summary_tells_what_is_not_trained_and_how_full_rows_are(tokenizer):
   assert 0 < loaders.padding_share(rows, length=length, batch_size=1, seed=0) < 1
 
 
+@pytest.mark.parametrize("weights", [(0.0, 1.0), (0.3, 20.0)])
+def test_rows_of_replies_have_the_targets_of_the_trees(tokenizer, weights):
+  context, name = weights
+  settings = {"variant": Variant("brief"), "name_weight": name, "context_weight": context}
+  as_trees, counts = rendering.sft_trees(SCENES, tokenizer, 1 << 20, **settings)
+  single, told = rendering.sft_rows(SCENES, tokenizer, 1 << 20, **settings)
+  assert told.samples == told.rows == counts.samples and told.tokens == counts.expanded
+
+  def replies(rows):
+    """Of each reply's targets: number, weight and layer."""
+    found = [
+      column[rows_["layers"] > 0]
+      for rows_ in rows
+      for column in (np.stack([rows_[n] for n in ("targets", "loss_weights", "layers")], -1),)
+    ]
+    return sorted(np.concatenate(found).tolist())
+
+  assert replies(as_trees) == replies(single)
+  if name != 1:
+    heavy = [float((row["loss_weights"] == name).sum()) for row in single]
+    assert heavy == [1.0] * len(single)
+  short, cut = rendering.sft_rows(SCENES, tokenizer, told.longest - 1, **settings)
+  assert cut.left["turns of history that did not fit"] > 0
+  assert cut.longest < told.longest and len(short) == len(single)
+
+
 def test_the_name_weighs_what_is_asked_and_nothing_else_changes(tokenizer):
   plain, _ = rendering.sft_trees(SCENES, tokenizer, 100_000, variant=Variant("brief"))
   weighted, _ = rendering.sft_trees(

@@ -33,7 +33,7 @@ def forms(scenes, qwen3_folder):
   """Rows of both forms, with small ids in the place of Qwen3's, and the vocabulary's size."""
   tokenizer = hf_tokenizer.load(qwen3_folder)
   as_trees, _ = rendering.sft_trees(scenes, tokenizer, 1 << 20)
-  single = rendering.sft_rows(scenes, tokenizer, 1 << 20)
+  single, _ = rendering.sft_rows(scenes, tokenizer, 1 << 20)
   return as_trees, single, compact(as_trees, single)
 
 
