@@ -35,7 +35,10 @@ _NAMES = (
 )
 # The least that a number may be -> the fields, where the task has them.
 _LEAST = {
-  0: ("seed", "steps", "eval_samples", "eval_pairs", "checkpoint.every", "data.workers"),
+  0: (
+    "seed", "steps", "eval_samples", "eval_pairs", "eval_every", "checkpoint.every", "data.workers",
+    "profile.step", "profile.steps",
+  ),
   1: (
     "batch_size", "micro_batches", "log_every", "cpu_devices", "checkpoint.keep", "data.length",
     "data.eval_length", "data.eval_batch_size",
