@@ -7,11 +7,13 @@ import os
 import re
 import runpy
 import sys
+import traceback
 from typing import Any, get_args
 
 from absl import app, flags
 import ml_collections
 
+from her_jax import peers
 from her_jax.errors import ConfigError
 from her_jax.models.config import PRESETS, Remat
 from her_jax.roleplay.schema import DataError
@@ -53,8 +55,9 @@ def run(
 ) -> None:
   """Calls `main` as `app.run` does; expected failures end in one message each.
 
-  Exits with 0, 1 (failed), 2 (a mistake on the command line), or `preemption.EXIT_CODE`: the run
-  was told to end, has saved, and is continued by the same command.
+  Exits with 0, 1 (failed), 2 (a mistake on the command line), `preemption.EXIT_CODE`: the run
+  was told to end, has saved, and is continued by the same command; or `peers.EXIT_CODE`: another
+  of its processes was lost. One that fails ends the others.
 
   Args:
     main: Takes what is left of the command line.
@@ -70,10 +73,18 @@ def run(
   except _EXPECTED as error:
     message = str(error)
   except Exception as error:
+    others = peers.current()
+    if others:
+      others.hear_why()
     if (disk := _of_disk(error)) is None:
+      if others:
+        traceback.print_exc()
+        others.fail()
       raise
     message = disk
   print(f"{program}: {message}", file=sys.stderr)
+  if others := peers.current():
+    others.fail()
   sys.exit(1)
 
 

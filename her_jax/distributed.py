@@ -1,5 +1,6 @@
 """Starting the JAX runtime over all hosts."""
 
+from collections.abc import Callable
 import os
 import sys
 import threading
@@ -8,6 +9,7 @@ from typing import Any
 from absl import flags, logging
 import jax
 
+from her_jax import peers
 from her_jax.errors import ConfigError
 
 _COORDINATOR = flags.DEFINE_string(
@@ -20,13 +22,19 @@ _PROCESS = flags.DEFINE_integer("process_id", None, "This process's number, with
 _TIMEOUT = flags.DEFINE_integer(
   "startup_timeout", 300, "Seconds to wait for the other hosts before giving up"
 )
+_PEER_TIMEOUT = flags.DEFINE_integer(
+  "peer_timeout", 30, "Seconds without a sign of life after which another host is gone", 1
+)
 
 
-def initialize() -> None:
-  """Joins the other hosts, where there is more than one.
+def initialize(mend: Callable[[], str]) -> None:
+  """Joins the other hosts, where there is more than one, and looks after them: see `peers`.
 
   On a TPU VM the hosts of the slice find each other; elsewhere the three flags say it. A host
   that does not come within `--startup_timeout` ends the run with an error instead of a hang.
+
+  Args:
+    mend: says what to do where another host is lost.
 
   Raises:
     ConfigError: only some of the three flags are given.
@@ -39,17 +47,19 @@ def initialize() -> None:
       )
     if os.environ.get("JAX_PLATFORMS") == "cpu":
       jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    _join(coordinator_address=given[0], num_processes=given[1], process_id=given[2])
+    _join(mend, coordinator_address=given[0], num_processes=given[1], process_id=given[2])
   elif len(os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")) > 1:
-    _join()
+    _join(mend)
 
 
-def _join(**peers: Any) -> None:
+def _join(mend: Callable[[], str], **address: Any) -> None:
+  others = peers.Peers(mend, _PEER_TIMEOUT.value)
   # When the time is up JAX ends the process from C++, past any `except`: speak just before.
   done = threading.Event()
   threading.Thread(target=_give_up, args=(done, _TIMEOUT.value), daemon=True).start()
-  jax.distributed.initialize(initialization_timeout=_TIMEOUT.value + 30, **peers)
+  jax.distributed.initialize(initialization_timeout=_TIMEOUT.value + 30, **address)
   done.set()
+  others.join(jax.process_index(), jax.process_count())
   logging.info("process %d of %d has joined", jax.process_index(), jax.process_count())
 
 

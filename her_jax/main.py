@@ -4,7 +4,8 @@ python -m her_jax.main --config=configs/sft.py:tiny --workdir=out/sft
 python -m her_jax.main --config=configs/rl.py --workdir=/mnt/bucket/run1
 
 The same command on the same workdir continues SFT and the judge from their newest checkpoint. It
-exits with 42 where SIGTERM ended a run that has saved: see `training.preemption`.
+exits with 42 where SIGTERM ended a run that has saved, see `training.preemption`, and with 43
+where another host was lost, see `peers`.
 """
 
 from collections.abc import Sequence
@@ -64,14 +65,14 @@ def main(argv: Sequence[str]) -> None:
   standard_logging.getLogger("jax._src.xla_bridge").setLevel(standard_logging.WARNING)
   cpu_backend.tune()
   jax.config.update("jax_num_cpu_devices", config.cpu_devices)
-  distributed.initialize()
+  distributed.initialize(lambda: continuation.after_a_loss(config.task, workdir))
   logging.info(
     "%s on %d %s device(s) of %d host(s)",
     config.task, jax.device_count(), jax.default_backend(), jax.process_count(),
   )  # fmt: skip
   mesh = sharding.make_mesh(**config.mesh)
   budget.check(config, jax.devices())
-  if config.task in ("sft", "genrm"):
+  if config.task in continuation.TASKS:
     continuation.find(config, workdir)  # Refuses before the old config.json is written over.
 
   folder = epath.Path(workdir)

@@ -13,7 +13,8 @@
 #   3. starts the same command on all workers, detached: it goes on when this script ends,
 #   4. shows worker 0's log until the run ends, and ends with the run's exit code. If another
 #      worker failed, the end of its log is shown too. Exit code 42: the run was told to end and
-#      has saved; the same command goes on where it stopped.
+#      has saved; 43: a worker was lost, and so the run ended on all. The same command goes on where
+#      it stopped, after 43 from the newest checkpoint. It is not given again by itself; see below.
 # While a run goes on, another one under the same NAME is refused: they would share the chips.
 #
 #   --zone, --project  as for gcloud; gcloud's own defaults if missing
@@ -28,6 +29,11 @@
 #   launch_tpu/run.sh pod1 --config=configs/sft.py --workdir=/mnt/bucket/sft \
 #       --config.optimizer.learning_rate=1e-5
 #
+# Again for as long as the run was told to end, or a worker was lost, and never after a failure:
+#   until launch_tpu/run.sh pod1 --config=configs/sft.py --workdir=/mnt/bucket/sft; do
+#     case $? in 42 | 43) sleep 60 ;; *) break ;; esac
+#   done
+#
 # On each worker everything lies in ~/her_jax/NAME: src/, venv/, install.log and one folder a
 # run, runs/ID/log. For more than one worker, load the SSH key of gcloud first:
 # ssh-add ~/.ssh/google_compute_engine
@@ -36,6 +42,7 @@
 set -euo pipefail
 
 readonly BUSY=75 # exit code of a worker on which a run goes on already
+readonly LOST=43 # exit code of a run that has lost another worker: her_jax/peers.py
 
 # --- Helpers --------------------------------------------------------------------------------
 
@@ -181,7 +188,13 @@ stage_result() {
     note "exit code $code on $(hostname); the end of its log:"
     tail -n 20 "$dir/log" >&2
   fi
-  exit_as "$code"
+  # Worker 0's has been told.
+  if [[ ! -e $dir/followed ]]; then exit_as "$code"; fi
+}
+
+# Fails where the run did, as it does not where it was told to end or lost a worker.
+stage_failed() {
+  [[ $(cat "$base/runs/$1/code" 2>/dev/null) != 1 ]]
 }
 
 stage_stop() {
@@ -326,6 +339,11 @@ watch() {
   local code=0 others=0
   on_worker 0 follow "$1" || code=$?
   on_worker all result "$1" || others=$?
+  if ((code == LOST || others == LOST)); then
+    # gcloud gives one code of all; that a worker failed counts for more than that others lost it.
+    code=$LOST
+    on_worker all failed "$1" || code=1
+  fi
   if ((code == 0)); then code=$others; fi
   return "$code"
 }

@@ -22,6 +22,8 @@ from her_jax.models.qwen3 import abstract_model
 from her_jax.training import checkpoint, saver
 from her_jax.training.state import TrainState, count, moment_shardings
 
+# What goes on in the same workdir.
+TASKS = ("sft", "genrm")
 # Fields and sections that may be others: where it runs, how much at once, what it tells.
 _FREE = (
   "checkpoint", "cpu_devices", "data.eval_batch_size", "eval_every", "judge.prompts_per_call",
@@ -150,6 +152,17 @@ def find(config: ml_collections.ConfigDict, workdir: str) -> Earlier | None:
       f" values, or choose another folder; {_ANEW}"
     )
   return Earlier(workdir, steps[-1], run)
+
+
+def after_a_loss(task: str, workdir: str) -> str:
+  """What to do where a host is lost, and what comes of it; `task` is the config's."""
+  again = "start the same command again on every host"
+  if task not in TASKS:
+    return again
+  steps = checkpoint.steps(workdir)
+  return (
+    f"{again}: it continues after step {steps[-1]}" if steps else f"{again}: nothing is saved"
+  )
 
 
 def _mend(workdir: str) -> str:

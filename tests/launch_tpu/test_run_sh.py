@@ -17,6 +17,8 @@ import time
 
 import pytest
 
+from her_jax import peers
+
 RUN_SH = pathlib.Path(__file__).parents[2] / "launch_tpu" / "run.sh"
 
 pytestmark = pytest.mark.skipif(
@@ -368,6 +370,21 @@ def test_failure_on_another_worker_is_shown(pod):
   assert done.stdout.splitlines()[-1] == "worker w0 ends"
   assert "exit code 9" in done.stderr
   assert "worker w1 ends" in done.stderr
+
+
+@pytest.mark.parametrize(
+  ("codes", "passed_on"),
+  [
+    ((peers.EXIT_CODE, 1), 1),
+    ((1, peers.EXIT_CODE), 1),
+    ((peers.EXIT_CODE, 137), peers.EXIT_CODE),
+    ((137, peers.EXIT_CODE), peers.EXIT_CODE),
+  ],
+)
+def test_a_failure_is_told_from_the_loss_of_a_worker(pod, codes, passed_on):
+  """That the others lost a worker is no reason to start again where it failed."""
+  done = pod.launch(*(f"--code_w{i}={code}" for i, code in enumerate(codes)))
+  assert done.returncode == passed_on
 
 
 def test_failed_install_shows_its_log_and_starts_nothing(pod):

@@ -1,5 +1,7 @@
 """Runs of `her_jax.main` with a model so small that a process takes seconds."""
 
+import atexit
+from collections.abc import Sequence
 import dataclasses
 import faulthandler
 import itertools
@@ -8,8 +10,10 @@ import multiprocessing
 import multiprocessing.context
 import os
 import pathlib
+import socket
 import sys
 import threading
+import time
 from typing import Any
 
 import jax
@@ -53,9 +57,10 @@ class Stop:
   """The signal that a run gives itself, and when.
 
   Attributes:
-    signal: its number.
+    signal: its number; 0: an error is raised in its place.
     after: so many steps whose metrics it has written.
     delay_s: seconds later, wherever it is then.
+    guard: the signal is for the parent, which looks after one of several processes.
     event: of Python's audit events, and how its first argument ends: just before the `after`-th
       of these, in the place of a step.
   """
@@ -63,6 +68,7 @@ class Stop:
   signal: int
   after: int
   delay_s: float = 0.0
+  guard: bool = False
   event: tuple[str, str] | None = None
 
 
@@ -75,6 +81,45 @@ def start(
   return process
 
 
+def start_hosts(
+  workdir: pathlib.Path,
+  settings: dict[str, Any],
+  hosts: int,
+  stop: Stop | None = None,
+  at: int = 0,
+  arguments: Sequence[str] = (),
+) -> list[multiprocessing.context.ForkServerProcess]:
+  """Starts a run over several processes; `stop` is of number `at`."""
+  with socket.socket() as s:
+    s.bind(("localhost", 0))
+    address = f"localhost:{s.getsockname()[1]}"
+  processes = []
+  for i in range(hosts):
+    flags = [
+      f"--coordinator_address={address}",
+      f"--num_processes={hosts}",
+      f"--process_id={i}",
+      *arguments,
+    ]
+    own = (workdir, settings, stop if i == at else None, i, flags)
+    processes.append(_RUNS.Process(target=_run, args=own))
+    processes[-1].start()
+  return processes
+
+
+def join(
+  processes: list[multiprocessing.context.ForkServerProcess], limit_s: float = _LIMIT_S
+) -> list[int | None]:
+  """Their exit codes; None for one that goes on after `limit_s`, which is killed."""
+  end = time.monotonic() + limit_s
+  for process in processes:
+    process.join(max(end - time.monotonic(), 0.01))
+  codes = [process.exitcode for process in processes]
+  for process in processes:
+    process.kill()
+  return codes
+
+
 def finish(workdir: pathlib.Path, settings: dict[str, Any], stop: Stop | None = None) -> int:
   """Runs to the end and returns the exit code."""
   process = start(workdir, settings, stop)
@@ -83,9 +128,9 @@ def finish(workdir: pathlib.Path, settings: dict[str, Any], stop: Stop | None = 
   return process.exitcode
 
 
-def log(workdir: pathlib.Path) -> str:
-  """What the runs of a workdir printed."""
-  return workdir.with_name(f"{workdir.name}.log").read_text()
+def log(workdir: pathlib.Path, host: int = 0) -> str:
+  """What the runs of a workdir printed, there."""
+  return _log(workdir, host).read_text()
 
 
 def assert_equal(one: pathlib.Path, two: pathlib.Path) -> None:
@@ -114,14 +159,25 @@ def assert_equal(one: pathlib.Path, two: pathlib.Path) -> None:
   assert rows[0] == rows[1]
 
 
-def _run(workdir: pathlib.Path, settings: dict[str, Any], stop: Stop | None) -> None:
+def _log(workdir: pathlib.Path, host: int) -> pathlib.Path:
+  return workdir.with_name(f"{workdir.name}.{host}.log")
+
+
+def _run(
+  workdir: pathlib.Path,
+  settings: dict[str, Any],
+  stop: Stop | None,
+  host: int = 0,
+  arguments: Sequence[str] = (),
+) -> None:
   os.environ.pop("XLA_FLAGS", None)  # The config says how many devices there are.
   settings = dict(settings)
   task = settings.pop("task", "sft")
   sys.argv = ["her_jax", f"--config=configs/{task}.py:tiny", f"--workdir={workdir}"]
   sys.argv += [f"--config.{name}={value}" for name, value in settings.items()]
+  sys.argv += arguments
   workdir.parent.mkdir(parents=True, exist_ok=True)
-  with workdir.with_name(f"{workdir.name}.log").open("a") as printed:
+  with _log(workdir, host).open("a") as printed:
     os.dup2(printed.fileno(), 1)
     os.dup2(printed.fileno(), 2)
   os.chdir(pathlib.Path(__file__).parents[2])
@@ -133,12 +189,19 @@ def _run(workdir: pathlib.Path, settings: dict[str, Any], stop: Stop | None) -> 
   faulthandler.dump_traceback_later(_LIMIT_S - 20)  # Where it hangs, if it does.
   if stop:
     _arm(stop)
-  main.run()
+  try:
+    main.run()
+  finally:
+    atexit._run_exitfuncs()  # Which `multiprocessing` leaves out.
 
 
 def _arm(stop: Stop) -> None:
   seen = itertools.count(1)
-  end = lambda: os.kill(os.getpid(), stop.signal)
+
+  def end() -> None:
+    if not stop.signal:
+      raise RuntimeError("made to fail")
+    os.kill(os.getppid() if stop.guard else os.getpid(), stop.signal)
 
   if stop.event:
     event, ending = stop.event
