@@ -160,8 +160,8 @@ def after_a_loss(task: str, workdir: str) -> str:
   if task not in TASKS:
     return again
   steps = checkpoint.steps(workdir)
-  return (
-    f"{again}: it continues after step {steps[-1]}" if steps else f"{again}: nothing is saved"
+  return f"{again}: " + (
+    f"it continues after step {steps[-1]}" if steps else "it begins anew, nothing is saved yet"
   )
 
 

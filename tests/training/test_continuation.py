@@ -286,3 +286,13 @@ def test_a_state_may_be_donated_while_it_is_saved(tmp_path):
     jax.block_until_ready(spoilt)
   found = checkpoint.load_params(str(tmp_path), mesh, "workdir")[2]
   jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_loss_says_what_to_do(tmp_path):
+  again = "start the same command again on every host"
+  assert continuation.after_a_loss("rl", str(tmp_path)) == again
+  assert continuation.after_a_loss("sft", str(tmp_path)).startswith(f"{again}: it begins anew")
+  (tmp_path / "checkpoints" / "20").mkdir(parents=True)
+  assert (
+    continuation.after_a_loss("sft", str(tmp_path)) == f"{again}: it continues after step 20"
+  )
