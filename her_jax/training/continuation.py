@@ -2,7 +2,7 @@
 
 earlier = continuation.find(config, workdir)          # None: nothing to go on from
 model = earlier.load_model(mesh)
-state = earlier.restore(optimizer, batches, …)        # and `batches` gives the next batch
+tuning, state = earlier.restore(model, …, batches, …) # and `batches` gives the next batch
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,7 @@ import optax
 
 from her_jax.errors import ConfigError
 from her_jax.models.config import ModelConfig
-from her_jax.models.qwen3 import abstract_model
-from her_jax.training import checkpoint, saver
+from her_jax.training import checkpoint, lora, saver
 from her_jax.training.state import TrainState, count, moment_shardings
 
 # Fields and sections that may be others: where it runs, how much at once, what it tells.
@@ -63,15 +62,17 @@ class Earlier:
   def restore(
     self,
     model: checkpoint.Checkpoint,
+    settings: lora.Settings,
     optimizer: optax.GradientTransformation,
     batches: grain.DatasetIterator,
     mesh: jax.sharding.Mesh,
     data: str,
-  ) -> TrainState:
-    """The state of the run, with the parameters of `model` in it: they will be donated.
+  ) -> tuple[lora.Tuning, TrainState]:
+    """The state of the run, and of what of the model; parameters of `model` will be donated.
 
     Args:
       model: of `load_model`.
+      settings: what is adapted.
       batches: a new iterator over the same data; it is set to the batch that comes next.
       data: a fingerprint of the data now, as in `describe`.
 
@@ -85,10 +86,7 @@ class Earlier:
       )
     path = checkpoint.folder(self.workdir, self.step)
     saved = ModelConfig(**checkpoint.read(path, "meta", None)["model"])
-    old, new = (
-      jax.eval_shape(optimizer.init, abstract_model(config)[1])
-      for config in (saved, model.config)
-    )
+    old, new = (_kept(config, settings, optimizer) for config in (saved, model.config))
     placed = jax.tree.map(
       lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at),
       old,
@@ -97,10 +95,11 @@ class Earlier:
     names = saver.flat(placed)
     mend = _mend(self.workdir)
     found = checkpoint.read(path, "train", names, mend)
-    opt_state = jax.tree.unflatten(jax.tree.structure(old), [found[name] for name in names])
-    opt_state = checkpoint.fill_up(opt_state, new, moment_shardings(new, mesh))
+    kept = jax.tree.unflatten(jax.tree.structure(old), [found[name] for name in names])
+    kept = checkpoint.fill_up(kept, new, moment_shardings(new, mesh))
     batches.set_state(checkpoint.read(path, "data", None, mend))
-    return TrainState(count(self.step, mesh), model.params, opt_state)
+    tuning, params, opt_state = lora.resume(model.config, model.params, settings, kept)
+    return tuning, TrainState(count(self.step, mesh), params, opt_state)
 
 
 def describe(
@@ -150,6 +149,14 @@ def find(config: ml_collections.ConfigDict, workdir: str) -> Earlier | None:
       f" values, or choose another folder; {_ANEW}"
     )
   return Earlier(workdir, steps[-1], run)
+
+
+def _kept(
+  config: ModelConfig, settings: lora.Settings, optimizer: optax.GradientTransformation
+) -> Any:
+  """What a checkpoint holds beside the parameters, with shapes in the place of arrays."""
+  tuning, trained = lora.abstract(config, settings)
+  return tuning.kept(trained, jax.eval_shape(optimizer.init, trained))
 
 
 def _mend(workdir: str) -> str:
