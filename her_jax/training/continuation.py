@@ -134,7 +134,8 @@ def find(config: ml_collections.ConfigDict, workdir: str) -> Earlier | None:
       f" --config.init_from={workdir} to start from it. {_ANEW}"
     )
   run = checkpoint.read(path, "run", None, _mend(workdir))
-  changed = _differences(run["config"], _plain(config))
+  # Runs of before there were adapters trained all weights.
+  changed = _differences({"lora": {"rank": 0}} | run["config"], _plain(config))
   if rounding := sorted(name for name in changed if _is_in(name, _ROUNDING)):
     logging.info("%s changed: equal from here on but for rounding", ", ".join(rounding))
   refused = {name: both for name, both in changed.items() if not _is_in(name, _FREE)}

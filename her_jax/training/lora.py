@@ -169,7 +169,8 @@ def abstract(config: ModelConfig, settings: Settings) -> tuple[Tuning, nnx.State
     return Tuning(graphdef), params
   with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
     model = nnx.eval_shape(lambda: _with_adapters(config, settings, 0))
-  graphdef, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)
+  graphdef, *states = nnx.split(model, nnx.LoRAParam, ...)
+  trained, frozen = states
   return Tuning(graphdef, (frozen,)), trained
 
 

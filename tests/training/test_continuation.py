@@ -290,3 +290,13 @@ def test_a_state_may_be_donated_while_it_is_saved(tmp_path):
     jax.block_until_ready(spoilt)
   found = checkpoint.load_params(str(tmp_path), mesh, "workdir")[2]
   jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_a_run_of_before_there_were_adapters_goes_on_without(tmp_path):
+  config, old = _config(), _config()
+  with old.unlocked():
+    del old.lora
+  _save(tmp_path, old, _mesh(1))
+  _restore(tmp_path, config, _mesh(1))
+  with pytest.raises(ConfigError, match=r"config\.lora\.rank was 0 and is 4"):
+    continuation.find(_config(lora__rank=4), str(tmp_path))

@@ -64,6 +64,15 @@ def _begin(settings=_SETTINGS, mesh=None, config=_CONFIG):
   return graphdef, params, *lora.begin(config, params, settings, 3, mesh)
 
 
+@pytest.fixture(scope="module")
+def run():
+  """Five updates on one device."""
+  graphdef, params, tuning, noise = _begin()
+  before = jax.tree.map(np.array, (params, noise))
+  trained, losses = _train(tuning, noise, 5)
+  return types.SimpleNamespace(**locals())
+
+
 def _loss(graphdef, *states):
   total, count, _ = steps.next_token_loss(96)(nnx.merge(graphdef, *states), _batch())
   return float(total / count)
@@ -118,16 +127,14 @@ def test_the_first_step_is_the_base_models_bit_for_bit(targets):
   _assert_equal(tuning.whole(trained), params)
 
 
-def test_adapters_alone_move_and_the_base_stays_bit_for_bit():
-  _, params, tuning, trained = _begin()
-  before, noise = jax.tree.map(np.array, params), jax.tree.map(np.array, trained)
-  trained, losses = _train(tuning, trained, 3)
+def test_adapters_alone_move_and_the_base_stays_bit_for_bit(run):
+  tuning, (before, noise) = run.tuning, run.before
   _assert_equal(tuning.frozen[0], before)
-  for name, value in _arrays(trained).items():
+  for name, value in _arrays(run.trained).items():
     assert np.abs(value - _arrays(noise)[name]).max() > 1e-4, name
-  assert losses[2] < losses[0]
+  assert run.losses[-1] < run.losses[0]
   # Only the adapted matrices are others in what is merged, and all of them are.
-  merged, old = _arrays(tuning.whole(trained)), _arrays(params)
+  merged, old = _arrays(tuning.whole(run.trained)), _arrays(before)
   moved = {name for name in merged if not np.array_equal(merged[name], old[name])}
   matrices = ("attention.q", "attention.k", "attention.v", "attention.o")
   matrices += ("mlp.gate", "mlp.up", "mlp.down")
@@ -135,10 +142,9 @@ def test_adapters_alone_move_and_the_base_stays_bit_for_bit():
   _assert_equal(tuning.frozen[0], before)
 
 
-def test_gradients_are_those_of_the_merged_weights():
+def test_gradients_are_those_of_the_merged_weights(run):
   """dA = scale · dW Bᵀ and dB = scale · Aᵀ dW, of a dW that LoRA itself never makes."""
-  graphdef, _, tuning, trained = _begin()
-  trained, _ = _train(tuning, trained, 2)
+  graphdef, tuning, trained = run.graphdef, run.tuning, run.trained
   total = lambda graphdef: (
     lambda *states: steps.next_token_loss(96)(nnx.merge(graphdef, *states), _batch())[0]
   )
@@ -157,9 +163,8 @@ def test_gradients_are_those_of_the_merged_weights():
       np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
-def test_the_merged_model_is_the_adapted_one():
-  graphdef, _, tuning, trained = _begin()
-  trained, _ = _train(tuning, trained, 5)
+def test_the_merged_model_is_the_adapted_one(run):
+  graphdef, tuning, trained = run.graphdef, run.tuning, run.trained
   merged = _loss(graphdef, tuning.whole(trained))
   np.testing.assert_allclose(merged, _loss(tuning.graphdef, trained, *tuning.frozen), rtol=1e-5)
   assert abs(merged - _loss(graphdef, *tuning.frozen)) > 0.1
@@ -174,30 +179,27 @@ def test_a_batch_is_learnt_also_at_the_full_rank(rank, name):
   assert losses[-1] < (0.8 if rank == 1 else 0.3) * losses[0], losses
 
 
-def test_the_split_into_micro_batches_changes_nothing():
-  _, _, tuning, trained = _begin()
-  one = _train(tuning, trained, 3)[1]
-  np.testing.assert_allclose(_train(tuning, trained, 3, micro_batches=4)[1], one, rtol=1e-5)
+def test_the_split_into_micro_batches_changes_nothing(run):
+  losses = _train(run.tuning, run.noise, 5, micro_batches=4)[1]
+  np.testing.assert_allclose(losses, run.losses, rtol=1e-5)
 
 
 @pytest.mark.parametrize("sizes", [{"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=str)
-def test_eight_devices_train_as_one(sizes):
+def test_eight_devices_train_as_one(run, sizes):
   mesh = _mesh(8, **sizes)
   _, _, tuning, trained = _begin(mesh=mesh)
-  _, params, alone, same = _begin()
-  _assert_equal(jax.tree.map(np.asarray, trained), jax.tree.map(np.asarray, same))
+  _assert_equal(jax.tree.map(np.asarray, trained), run.before[1])
   q = trained["layers"]["attention"]["q"]["adapter"]
   embed, heads = ("fsdp", "tensor")
   assert q["a"].get_value().sharding.spec == jax.P(None, (embed, "context"), None)
   assert q["b"].get_value().sharding.spec == jax.P(None, None, heads, None)
   with jax.set_mesh(mesh):
-    found, losses = _train(tuning, trained, 4, mesh=mesh)
+    found, losses = _train(tuning, trained, 5, mesh=mesh)
     whole = tuning.whole(found)
-  expected, ours = _train(alone, same, 4)
-  np.testing.assert_allclose(losses, ours, rtol=1e-5)
+  np.testing.assert_allclose(losses, run.losses, rtol=1e-5)
   places = lambda tree: jax.tree.map(lambda x: x.sharding, tree)
   assert places(whole) == places(tuning.frozen[0])
-  for name, value in _arrays(alone.whole(expected)).items():
+  for name, value in _arrays(run.tuning.whole(run.trained)).items():
     np.testing.assert_allclose(_arrays(whole)[name], value, atol=2e-4, err_msg=name)
 
 
