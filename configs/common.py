@@ -104,6 +104,12 @@ def resumable(config: ml_collections.ConfigDict) -> None:
   config.data.workers = 0
   # Whether several trees share a row. Without it each row is one tree and padding.
   config.data.packing = True
+  # Adapters of `rank` beside the matrices of `targets` are trained and nothing else, see
+  # her_jax.training.lora; 0: all weights are. alpha / rank scales them. targets: attention, mlp, or
+  # both with a comma between.
+  config.lora = ml_collections.ConfigDict(
+    {"rank": 0, "alpha": 32.0, "targets": "attention,mlp"}
+  )
   config.checkpoint = ml_collections.ConfigDict()
   # Steps from one checkpoint to the next, beside that of the last; 0: that alone.
   config.checkpoint.every = 300 if tiny else 100

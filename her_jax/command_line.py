@@ -17,7 +17,7 @@ from her_jax import peers
 from her_jax.errors import ConfigError
 from her_jax.models.config import PRESETS, Remat
 from her_jax.roleplay.schema import DataError
-from her_jax.training import preemption
+from her_jax.training import lora, preemption
 from her_jax.training.loop import NotFinite
 
 # What a user can mend: shown as a message, without a traceback.
@@ -149,6 +149,8 @@ def check(config: ml_collections.ConfigDict, prefix: str = "config") -> None:
       f"{prefix}.batch_size: {rows} rows cannot be split into micro_batches ="
       f" {config.micro_batches}"
     )
+  if "lora" in config:
+    lora.settings(config.lora, f"{prefix}.lora")
   for name, section in config.items():
     if isinstance(section, ml_collections.ConfigDict) and "task" in section:
       check(section, f"{prefix}.{name}")

@@ -104,6 +104,7 @@ class Rules:
   kv_heads: MeshAxes = "tensor"
   head_dim: MeshAxes = None
   vocab: MeshAxes = "tensor"
+  rank: MeshAxes = None
   # Activations. slots are keys and values, of which each query needs all.
   batch: MeshAxes = ("data", "fsdp")
   lookup_batch: MeshAxes = "data"

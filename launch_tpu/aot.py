@@ -148,7 +148,8 @@ def _measure(
   )
   kernel = arithmetic.kernel_flops(model, work, counts.kernel_calls)
   weights, useful = programs.needed_flops(config, name)
-  needed = arithmetic.needed_bytes(model, work) if name == "train" else {}
+  whole = name == "train" and not programs.adapted(config).rank
+  needed = arithmetic.needed_bytes(model, work) if whole else {}
   bound = roofline.roofline(counts, pod.chip, useful / mesh.size, kernel_flops=kernel)
   limit = roofline.usable_hbm_gib(pod.chip)
   memory = compiled.memory_analysis()

@@ -15,6 +15,7 @@ from her_jax.inference import replicas
 from her_jax.models.config import PRESETS, ModelConfig
 from her_jax.models.qwen3 import KVCache, abstract_model, init_cache
 from her_jax.tasks import rl
+from her_jax.training import lora
 from her_jax.training import optimizer as optimizers
 from her_jax.training import step as steps
 from her_jax.training.state import TrainState
@@ -29,11 +30,19 @@ def model_config(config: ml_collections.ConfigDict) -> ModelConfig:
   return dataclasses.replace(PRESETS[config.model], attention="tree", **changes)
 
 
+def adapted(config: ml_collections.ConfigDict) -> lora.Settings:
+  """What is adapted in the place of training all weights."""
+  return lora.settings(config.lora) if "lora" in config else lora.Settings()
+
+
 def train(config: ml_collections.ConfigDict, mesh: Mesh) -> Any:
   """One update of SFT, of the judge or of RL, by `config.task`."""
-  graphdef, abstract = abstract_model(model_config(config))
+  tuning, abstract = lora.abstract(model_config(config), adapted(config))
   places = sharding.shardings(abstract, mesh)
   params = jax.tree.map(_placed, abstract, places)
+  frozen = [
+    jax.tree.map(_placed, state, sharding.shardings(state, mesh)) for state in tuning.frozen
+  ]
   updates = (
     config.rl.steps * config.rl.updates_per_step if config.task == "rl" else config.steps
   )
@@ -59,8 +68,8 @@ def train(config: ml_collections.ConfigDict, mesh: Mesh) -> Any:
     name: _rows(mesh, (rows(config), config.data.length), dtype)
     for name, dtype in columns.items()
   }
-  step: Any = steps.make_train_step(graphdef, optimizer, loss_fn, config.micro_batches)
-  return step.lower(TrainState(count, params, moments), batch)
+  step: Any = steps.make_train_step(tuning.graphdef, optimizer, loss_fn, config.micro_batches)
+  return step.lower(TrainState(count, params, moments), batch, *frozen)
 
 
 def gather(config: ml_collections.ConfigDict, mesh: Mesh) -> Any:
@@ -129,7 +138,9 @@ def needed_flops(config: ml_collections.ConfigDict, name: str) -> tuple[float, f
     return 0.0, 0.0
   if name == "train":
     weights = 6 * arithmetic.multiplied_weights(model) * count * length
-    return weights, arithmetic.model_flops(model, count, length)
+    # Frozen weights have no gradients; what adapters multiply is not counted.
+    spared = weights / 3 if adapted(config).rank else 0
+    return weights - spared, arithmetic.model_flops(model, count, length) - spared
   head = model.vocab_size * model.hidden_size
   # Only the last position of a prompt is multiplied with the head.
   weights = 2 * count * ((arithmetic.multiplied_weights(model) - head) * length + head)

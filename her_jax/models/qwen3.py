@@ -3,6 +3,7 @@
 Without norms of queries and keys it is Llama (arXiv:2302.13971).
 """
 
+from collections.abc import Callable
 import functools
 
 from flax import nnx, struct
@@ -119,7 +120,12 @@ _contract.defvjp(_contract_fwd, _contract_bwd)
 
 
 class Einsum(nnx.Module):
-  """A weight and the contraction that applies it, without a bias."""
+  """A weight and the contraction that applies it, without a bias.
+
+  `adapter`, where training sets one, is added to the result: see `training.lora`.
+  """
+
+  adapter: Callable[[jax.Array], jax.Array] | None = None
 
   def __init__(
     self,
@@ -136,7 +142,8 @@ class Einsum(nnx.Module):
     self.weight = _param(_std(config) * branches**-0.5 * normal, *axes)
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    return _contract(self.equation, x, self.weight[...].astype(x.dtype))
+    y = _contract(self.equation, x, self.weight[...].astype(x.dtype))
+    return y if self.adapter is None else y + self.adapter(x)
 
 
 class Attention(nnx.Module):

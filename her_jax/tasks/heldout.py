@@ -13,7 +13,7 @@ import ml_collections
 from data_pipeline import loaders
 from her_jax import sharding
 from her_jax.roleplay import chat
-from her_jax.training import checkpoint
+from her_jax.training import checkpoint, lora
 from her_jax.training import step as steps
 from her_jax.training.state import TrainState
 
@@ -76,13 +76,20 @@ class Intervals:
   """
 
   def __init__(
-    self, every: int, heldout: HeldOut, model: checkpoint.Checkpoint, workdir: str, after: int
+    self,
+    every: int,
+    heldout: HeldOut,
+    model: checkpoint.Checkpoint,
+    tuning: lora.Tuning,
+    workdir: str,
+    after: int,
   ):
     """Args:
     every: steps; 0 for never.
+    tuning: what the states have parameters of.
     after: the step that the run goes on after: what an earlier one found later does not count.
     """
-    self._every, self._heldout, self._model = every, heldout, model
+    self._every, self._heldout, self._model, self._tuning = every, heldout, model, tuning
     self._folder = epath.Path(workdir) / BEST
     self._best = self._read(after)
 
@@ -90,18 +97,19 @@ class Intervals:
     return bool(self._every and self._heldout) and step % self._every == 0
 
   def __call__(self, state: TrainState, step: int) -> dict[str, float]:
-    found = self._heldout(state.params)
+    params = self._tuning.whole(state.params)
+    found = self._heldout(params)
     loss = found["heldout_loss"]
     logging.info("after step %d: held-out loss %.4f", step, loss)
     if self._best is None or loss < self._best:
       self._best = loss
-      self._keep(state, step)
+      self._keep(params, step)
     return found
 
-  def _keep(self, state: TrainState, step: int) -> None:
+  def _keep(self, params: Any, step: int) -> None:
     model, folder = self._model, str(self._folder)
     old = [at for at in checkpoint.steps(folder) if at != step]
-    checkpoint.save(folder, step, model.config, state.params, model.tokenizer, model.variant)
+    checkpoint.save(folder, step, model.config, params, model.tokenizer, model.variant)
     if jax.process_index() == 0:
       told = json.dumps({"step": step, "heldout_loss": self._best})
       (self._folder / "best.json").write_text(told + "\n")

@@ -15,7 +15,7 @@ from her_jax.roleplay import chat
 from her_jax.tasks import start
 from her_jax.tasks.data import Scenes
 from her_jax.tasks.heldout import BEST, HeldOut, Intervals
-from her_jax.training import checkpoint, continuation, loop, metrics, workdirs
+from her_jax.training import checkpoint, continuation, loop, lora, metrics, workdirs
 from her_jax.training import optimizer as optimizers
 from her_jax.training import step as steps
 from her_jax.training.preemption import Notice, Preempted
@@ -58,7 +58,7 @@ def fit(
     name: of the stage, for people.
 
   Returns:
-    The trained parameters, and what `before` gave.
+    The trained parameters, adapters merged into them, and what `before` gave.
   """
   host, hosts = sharding.row_shard(mesh)
   words = start.word_ids(model.tokenizer, scenes)
@@ -90,11 +90,11 @@ def fit(
   )  # fmt: skip
   optimizer, schedule = optimizers.build(config.optimizer, config.steps)
   loss_fn = steps.next_token_loss(len(model.tokenizer))
-  step_fn = steps.make_train_step(model.graphdef, optimizer, loss_fn, config.micro_batches)
+  settings = lora.settings(config.lora)
 
   with workdirs.alone_in(workdir), Notice() as notice:
     if earlier:
-      state = earlier.restore(model, optimizer, batches, mesh, data)
+      tuning, state = earlier.restore(model, settings, optimizer, batches, mesh, data)
       found = earlier.before
       _tell(earlier, config, name)
     else:
@@ -104,17 +104,19 @@ def fit(
       for apart in (BEST, "ema"):
         checkpoint.clear(f"{workdir}/{apart}")
       checkpoint.write_tokenizer(workdir, model.tokenizer)
-      state = TrainState.create(model.params, optimizer)
+      tuning, trained = lora.begin(model.config, model.params, settings, config.seed, mesh)
+      state = TrainState.create(trained, optimizer)
     checkpoint.clear_unfinished(workdir)
     run = continuation.describe(config, found, data)
-    saver = Saver(workdir, config.checkpoint, model, batches, run)
-    intervals = Intervals(config.eval_every, heldout, model, workdir, int(state.step))
+    saver = Saver(workdir, config.checkpoint, model, tuning, batches, run)
+    step_fn = steps.make_train_step(tuning.graphdef, optimizer, loss_fn, config.micro_batches)
+    intervals = Intervals(config.eval_every, heldout, model, tuning, workdir, int(state.step))
     if int(state.step) < config.steps:
       saver.require_space(state)
     with metrics.MetricWriter(workdir, int(state.step)) as writer, saver:
       state = loop.fit(
         state,
-        step_fn,
+        lambda state, batch: step_fn(state, batch, *tuning.frozen),
         batches,
         steps=config.steps,
         schedule=schedule,
@@ -131,15 +133,16 @@ def fit(
       )
     if (mean := optimizers.averaged(state.opt_state)) is not None:
       checkpoint.save(
-        f"{workdir}/ema", config.steps, model.config, mean, model.tokenizer, model.variant
-      )
+        f"{workdir}/ema", config.steps, model.config, tuning.whole(mean), model.tokenizer,
+        model.variant,
+      )  # fmt: skip
     if notice.given(config.steps + 1):  # While the last state was saved.
       raise Preempted(
         f"{name}: ended by SIGTERM after its last step, which is saved; the same command goes on"
         f" with what comes after it"
       )
   batches.close()  # Ends its workers.
-  return state.params, found
+  return tuning.whole(state.params), found
 
 
 def _tell(earlier: continuation.Earlier, config: ml_collections.ConfigDict, name: str) -> None:

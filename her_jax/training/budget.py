@@ -8,6 +8,7 @@ import psutil
 
 from her_jax.errors import ConfigError
 from her_jax.models.config import PRESETS, ModelConfig
+from her_jax.training import lora
 
 _GIB = 2**30
 # Bytes a parameter: float32 master, two float32 moments, and the gradient.
@@ -21,9 +22,17 @@ class TooLarge(ConfigError):
   """The config asks for more memory than the devices have."""
 
 
-def required_bytes(task: str, model: ModelConfig) -> int:
-  """A lower bound, in bytes over all devices: weights, moments and gradients, no activations."""
+def required_bytes(task: str, model: ModelConfig, adapted: lora.Settings | None = None) -> int:
+  """A lower bound, in bytes over all devices: weights, moments and gradients, no activations.
+
+  Args:
+    adapted: where there are adapters, they are trained and the model is not. Merged for a
+      checkpoint, the adapted matrices are there twice.
+  """
   trained, frozen = _COPIES[task]
+  if adapted and adapted.rank:
+    adapters, merged = lora.counts(model, adapted)
+    return (model.num_params() + merged) * _FROZEN + adapters * _TRAINED
   return model.num_params() * (trained * _TRAINED + frozen * _FROZEN)
 
 
@@ -45,15 +54,15 @@ def check(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) -> N
   if config.task not in _COPIES:
     return
   available = device_bytes(devices)
-  needed = required_bytes(config.task, PRESETS[config.model])
+  adapted = lora.settings(config.lora) if "lora" in config else None
+  required = lambda name: required_bytes(config.task, PRESETS[name], adapted)
+  needed = required(config.model)
   if not available or needed <= available:
     return
-  fitting = [
-    name for name, model in PRESETS.items() if required_bytes(config.task, model) <= available
-  ]
+  fitting = [name for name in PRESETS if required(name) <= available]
   best = max(fitting, key=lambda name: PRESETS[name].num_params()) if fitting else None
   # A preset that leaves no room for activations is no advice.
-  roomy = [n for n in fitting if required_bytes(config.task, PRESETS[n]) <= available / 2]
+  roomy = [name for name in fitting if required(name) <= available / 2]
   best = max(roomy, key=lambda name: PRESETS[name].num_params()) if roomy else best
   advice = (
     f"The largest preset that fits here is {best}: --config=configs/{config.task}.py:{best}."

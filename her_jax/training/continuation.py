@@ -2,7 +2,7 @@
 
 earlier = continuation.find(config, workdir)          # None: nothing to go on from
 model = earlier.load_model(mesh)
-state = earlier.restore(optimizer, batches, …)        # and `batches` gives the next batch
+tuning, state = earlier.restore(model, …, batches, …) # and `batches` gives the next batch
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,7 @@ import optax
 
 from her_jax.errors import ConfigError
 from her_jax.models.config import ModelConfig
-from her_jax.models.qwen3 import abstract_model
-from her_jax.training import checkpoint, saver
+from her_jax.training import checkpoint, lora, saver
 from her_jax.training.state import TrainState, count, moment_shardings
 
 # What goes on in the same workdir.
@@ -65,15 +64,17 @@ class Earlier:
   def restore(
     self,
     model: checkpoint.Checkpoint,
+    settings: lora.Settings,
     optimizer: optax.GradientTransformation,
     batches: grain.DatasetIterator,
     mesh: jax.sharding.Mesh,
     data: str,
-  ) -> TrainState:
-    """The state of the run, with the parameters of `model` in it: they will be donated.
+  ) -> tuple[lora.Tuning, TrainState]:
+    """The state of the run, and of what of the model; parameters of `model` will be donated.
 
     Args:
       model: of `load_model`.
+      settings: what is adapted.
       batches: a new iterator over the same data; it is set to the batch that comes next.
       data: a fingerprint of the data now, as in `describe`.
 
@@ -87,10 +88,7 @@ class Earlier:
       )
     path = checkpoint.folder(self.workdir, self.step)
     saved = ModelConfig(**checkpoint.read(path, "meta", None)["model"])
-    old, new = (
-      jax.eval_shape(optimizer.init, abstract_model(config)[1])
-      for config in (saved, model.config)
-    )
+    old, new = (_kept(config, settings, optimizer) for config in (saved, model.config))
     placed = jax.tree.map(
       lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at),
       old,
@@ -99,10 +97,11 @@ class Earlier:
     names = saver.flat(placed)
     mend = _mend(self.workdir)
     found = checkpoint.read(path, "train", names, mend)
-    opt_state = jax.tree.unflatten(jax.tree.structure(old), [found[name] for name in names])
-    opt_state = checkpoint.fill_up(opt_state, new, moment_shardings(new, mesh))
+    kept = jax.tree.unflatten(jax.tree.structure(old), [found[name] for name in names])
+    kept = checkpoint.fill_up(kept, new, moment_shardings(new, mesh))
     batches.set_state(checkpoint.read(path, "data", None, mend))
-    return TrainState(count(self.step, mesh), model.params, opt_state)
+    tuning, params, opt_state = lora.resume(model.config, model.params, settings, kept)
+    return tuning, TrainState(count(self.step, mesh), params, opt_state)
 
 
 def describe(
@@ -137,7 +136,8 @@ def find(config: ml_collections.ConfigDict, workdir: str) -> Earlier | None:
       f" --config.init_from={workdir} to start from it. {_ANEW}"
     )
   run = checkpoint.read(path, "run", None, _mend(workdir))
-  changed = _differences(run["config"], _plain(config))
+  # Runs of before there were adapters trained all weights.
+  changed = _differences({"lora": {"rank": 0}} | run["config"], _plain(config))
   if rounding := sorted(name for name in changed if _is_in(name, _ROUNDING)):
     logging.info("%s changed: equal from here on but for rounding", ", ".join(rounding))
   refused = {name: both for name, both in changed.items() if not _is_in(name, _FREE)}
@@ -163,6 +163,14 @@ def after_a_loss(task: str, workdir: str) -> str:
   return f"{again}: " + (
     f"it continues after step {steps[-1]}" if steps else "it begins anew, nothing is saved yet"
   )
+
+
+def _kept(
+  config: ModelConfig, settings: lora.Settings, optimizer: optax.GradientTransformation
+) -> Any:
+  """What a checkpoint holds beside the parameters, with shapes in the place of arrays."""
+  tuning, trained = lora.abstract(config, settings)
+  return tuning.kept(trained, jax.eval_shape(optimizer.init, trained))
 
 
 def _mend(workdir: str) -> str:

@@ -20,7 +20,7 @@ def build(
   Moments are kept in float32.
 
   With `name` "muon" the matrices inside the layers are updated, and decayed, by Muon (Jordan 2024,
-  https://kellerjordan.github.io/posts/muon) at `muon_scale` times the rate, all else by Adam with Nesterov momentum.
+  https://kellerjordan.github.io/posts/muon) at `muon_scale` times the rate, all else by Adam with Nesterov momentum; so are adapters.
 
   With `ema` the state also keeps a running mean of the parameters, see `averaged`.
 
@@ -99,7 +99,7 @@ def _contractions(params: Any) -> Any:
 
   def axes(path: Any, _: Any) -> optax.contrib.MuonDimensionNumbers | None:
     name = jax.tree_util.keystr(path)
-    if "layers" not in name or "norm" in name:
+    if "layers" not in name or "norm" in name or "adapter" in name:
       return None
     if "attention" not in name:
       return optax.contrib.MuonDimensionNumbers((1,), (2,))

@@ -1,7 +1,8 @@
 """Saves a whole run, not its model alone, so that it can be killed at any instant.
 
 workdir/checkpoints/300/params, meta   the model, see `checkpoint`
-workdir/checkpoints/300/train/         moments and counts of the optimiser, Orbax
+workdir/checkpoints/300/train/         moments and counts of the optimiser, Orbax; with LoRA also
+                                       adapters, and the matrices below them
 workdir/checkpoints/300/data/          where the loader is in its data: Grain's state, JSON
 workdir/checkpoints/300/run/           config, first measures, and what the data were, JSON
 
@@ -22,7 +23,7 @@ import ml_collections
 from orbax.checkpoint import v1 as ocp
 
 from her_jax.errors import ConfigError
-from her_jax.training import checkpoint
+from her_jax.training import checkpoint, lora
 from her_jax.training.state import TrainState
 
 _GIB = 2**30
@@ -36,6 +37,7 @@ class Saver:
     workdir: str,
     settings: ml_collections.ConfigDict,
     model: checkpoint.Checkpoint,
+    tuning: lora.Tuning,
     batches: grain.DatasetIterator,
     run: Mapping[str, Any],
   ):
@@ -44,11 +46,12 @@ class Saver:
     Args:
       settings: `every` so many steps, 0 for the end alone; `keep` the newest so many.
       model: its shape and prompt variant are saved.
+      tuning: what the states have parameters of.
       batches: the iterator that the steps take from.
       run: what `continuation` reads of the run, JSON.
     """
     self._workdir, self._settings, self._model = workdir, settings, model
-    self._batches, self._run = batches, dict(run)
+    self._tuning, self._batches, self._run = tuning, batches, dict(run)
     self._saving: ocp.AsyncResponse[None] | None = None
 
   def due(self, step: int) -> bool:
@@ -61,7 +64,9 @@ class Saver:
     Raises:
       ConfigError: it has not.
     """
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves((state.params, state.opt_state)))
+    params = self._tuning.frozen or state.params
+    kept = self._tuning.kept(state.params, state.opt_state)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves((params, kept)))
     # A new one is written before the oldest goes.
     missing = max(self._settings.keep + 1 - len(checkpoint.steps(self._workdir)), 1)
     free = shutil.disk_usage(self._workdir).free
@@ -79,9 +84,10 @@ class Saver:
     self.wait()
     if step in checkpoint.steps(self._workdir):
       return
-    parts = checkpoint.parts(step, self._model.config, state.params, self._model.variant)
+    params = self._tuning.whole(state.params)
+    parts = checkpoint.parts(step, self._model.config, params, self._model.variant)
     parts |= {
-      "train": flat(state.opt_state),
+      "train": flat(self._tuning.kept(state.params, state.opt_state)),
       "data": self._batches.get_state(),
       "run": self._run,
     }
@@ -113,9 +119,9 @@ class Saver:
       logging.get_absl_logger().removeFilter(_no_orbax_chatter)
 
 
-def flat(opt_state: Any) -> dict[str, Any]:
-  """The arrays of an optimiser's state by name: {"1.0.mu.embedding.value": …, …}."""
-  leaves = jax.tree_util.tree_leaves_with_path(opt_state)
+def flat(kept: Any) -> dict[str, Any]:
+  """The arrays of an optimiser's state, or a tree, by name: {"1.0.mu.embedding.value": …, …}."""
+  leaves = jax.tree_util.tree_leaves_with_path(kept)
   return {jax.tree_util.keystr(k, simple=True, separator="."): leaf for k, leaf in leaves}
 
 

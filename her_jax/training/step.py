@@ -52,7 +52,7 @@ def make_train_step(
   optimizer: optax.GradientTransformation,
   loss_fn: LossFn,
   micro_batches: int = 1,
-) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
   """Builds the jitted update; the state is donated.
 
   With `micro_batches` the rows are worked through in that many parts; sums of losses,
@@ -60,36 +60,41 @@ def make_train_step(
   at loss 2 and one at 10 give 30 / 11 however they are split.
 
   Returns:
-    step(state, batch) -> state and metrics: `loss`, `targets` (the sum of weights),
-    `gradient_norm`, and the means of what `loss_fn` adds, NaN where there is nothing. It raises ConfigError where
-    `micro_batches` does not divide the rows.
+    step(state, batch, *frozen) -> state and metrics: `loss`, `targets` (the sum of weights),
+    `gradient_norm`, and the means of what `loss_fn` adds, NaN where there is nothing. `frozen` is
+    what the model has beside the state's parameters, which alone get gradients. It raises
+    ConfigError where `micro_batches` does not divide the rows.
   """
 
-  def sums(params: nnx.State, batch: Batch) -> tuple[jax.Array, tuple[jax.Array, Extra]]:
-    total, count, extra = loss_fn(nnx.merge(graphdef, params), batch)
+  def sums(
+    params: nnx.State, batch: Batch, *frozen: nnx.State
+  ) -> tuple[jax.Array, tuple[jax.Array, Extra]]:
+    total, count, extra = loss_fn(nnx.merge(graphdef, params, *frozen), batch)
     return total, (count, extra)
 
-  def accumulate(params: nnx.State, batch: Batch) -> tuple[Any, Any]:
+  def accumulate(params: nnx.State, batch: Batch, *frozen: nnx.State) -> tuple[Any, Any]:
     value_and_grad = jax.value_and_grad(sums, has_aux=True)
     if micro_batches == 1:
-      return value_and_grad(params, batch)
+      return value_and_grad(params, batch, *frozen)
     rows = len(next(iter(batch.values())))
     if rows % micro_batches:
       raise ConfigError(f"{rows} rows cannot be split into micro_batches = {micro_batches}")
     parts = jax.tree.map(lambda x: x.reshape(micro_batches, -1, *x.shape[1:]), dict(batch))
     zeros = jax.tree.map(
       lambda s: jnp.zeros(s.shape, s.dtype),
-      jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[0], parts)),
+      jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[0], parts), *frozen),
     )
 
     def add(so_far: Any, part: Batch) -> tuple[Any, None]:
-      return jax.tree.map(jnp.add, so_far, value_and_grad(params, part)), None
+      return jax.tree.map(jnp.add, so_far, value_and_grad(params, part, *frozen)), None
 
     return jax.lax.scan(add, zeros, parts)[0]
 
   @jax.jit(donate_argnums=0)
-  def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-    (total, (count, extra)), gradients = accumulate(state.params, batch)
+  def step(
+    state: TrainState, batch: Batch, *frozen: nnx.State
+  ) -> tuple[TrainState, dict[str, jax.Array]]:
+    (total, (count, extra)), gradients = accumulate(state.params, batch, *frozen)
     denominator = jnp.maximum(count, 1.0)
     gradients = jax.tree.map(lambda g: g / denominator, gradients)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)

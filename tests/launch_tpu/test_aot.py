@@ -71,6 +71,13 @@ def test_a_pod_is_named_after_the_colon():
     sft.get_config("v9-1")
 
 
+def test_adapters_spare_a_third_of_the_products_with_weights():
+  config = sft.get_config("v5p-128")
+  full, _ = programs.needed_flops(config, "train")
+  config.lora.rank = 16
+  assert programs.needed_flops(config, "train")[0] == pytest.approx(full * 2 / 3)
+
+
 def test_changes_lower_memory_step_by_step():
   config = sft.get_config("v5p-128")
   config.remat, config.mesh.data = "minimal", 2

@@ -17,7 +17,7 @@ from her_jax.errors import ConfigError
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.models.config import ModelConfig
 from her_jax.roleplay.prompts import Variant
-from her_jax.training import checkpoint, continuation
+from her_jax.training import checkpoint, continuation, lora
 from her_jax.training import optimizer as optimizers
 from her_jax.training import saver as savers
 from her_jax.training.state import TrainState, count
@@ -88,7 +88,8 @@ def _save(workdir, config, mesh, model_config=_MODEL, steps=(3,)) -> _Saved:
   model = _model(model_config, mesh)
   batches = _batches()
   run = continuation.describe(config, {"heldout_loss": np.float32(2.5)}, _DATA)
-  with savers.Saver(str(workdir), config.checkpoint, model, batches, run) as saver:
+  tuning = lora.Tuning(model.graphdef)
+  with savers.Saver(str(workdir), config.checkpoint, model, tuning, batches, run) as saver:
     for step in steps:
       next(batches)
       state = _state(model, config, mesh, step)
@@ -101,7 +102,8 @@ def _restore(workdir, config, mesh, data=_DATA, batches=None) -> TrainState:
   found, graphdef, params, variant, step = checkpoint.load_params(str(workdir), mesh, "workdir")
   model = checkpoint.Checkpoint(found, graphdef, params, None, variant, step)
   optimizer, _ = optimizers.build(config.optimizer, config.steps)
-  return earlier.restore(model, optimizer, batches or _batches(), mesh, data)
+  batches = batches or _batches()
+  return earlier.restore(model, lora.Settings(), optimizer, batches, mesh, data)[1]
 
 
 @pytest.fixture(scope="module", params=["adamw", "muon"])
@@ -259,7 +261,8 @@ def test_too_little_space_is_told_before_the_first_step(tmp_path, monkeypatch):
   model = _model(_MODEL, mesh)
   state = _state(model, config, mesh)
   size = sum(x.nbytes for x in jax.tree.leaves((state.params, state.opt_state)))
-  saver = savers.Saver(str(tmp_path), config.checkpoint, model, _batches(), {})
+  tuning = lora.Tuning(model.graphdef)
+  saver = savers.Saver(str(tmp_path), config.checkpoint, model, tuning, _batches(), {})
   usage = collections.namedtuple("usage", "free")
   monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(4 * size))
   saver.require_space(state)
@@ -278,7 +281,8 @@ def test_a_state_may_be_donated_while_it_is_saved(tmp_path):
   expected = jax.tree.map(np.array, state.params)
   spoil = jax.jit(lambda x: jax.tree.map(lambda a: a * 2 + 1, x), donate_argnums=0)
   run = continuation.describe(config, {}, _DATA)
-  with savers.Saver(str(tmp_path), config.checkpoint, model, _batches(), run) as saver:
+  tuning = lora.Tuning(model.graphdef)
+  with savers.Saver(str(tmp_path), config.checkpoint, model, tuning, _batches(), run) as saver:
     saver.save(state)
     spoilt = state.params
     for _ in range(5):
@@ -292,7 +296,17 @@ def test_a_loss_says_what_to_do(tmp_path):
   again = "start the same command again on every host"
   assert continuation.after_a_loss("rl", str(tmp_path)) == again
   assert continuation.after_a_loss("sft", str(tmp_path)).startswith(f"{again}: it begins anew")
-  (tmp_path / "checkpoints" / "20").mkdir(parents=True)
+  _save(tmp_path, _config(), _mesh(1))
   assert (
-    continuation.after_a_loss("sft", str(tmp_path)) == f"{again}: it continues after step 20"
+    continuation.after_a_loss("sft", str(tmp_path)) == f"{again}: it continues after step 3"
   )
+
+
+def test_a_run_of_before_there_were_adapters_goes_on_without(tmp_path):
+  config, old = _config(), _config()
+  with old.unlocked():
+    del old.lora
+  _save(tmp_path, old, _mesh(1))
+  _restore(tmp_path, config, _mesh(1))
+  with pytest.raises(ConfigError, match=r"config\.lora\.rank was 0 and is 4"):
+    continuation.find(_config(lora__rank=4), str(tmp_path))

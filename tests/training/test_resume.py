@@ -1,5 +1,6 @@
 """A run that is stopped and continued ends as one that was not, bit for bit."""
 
+import shutil
 import signal
 
 import pytest
@@ -43,6 +44,34 @@ def test_ten_steps_and_ten_are_twenty(settings, tmp_path, workers, packing, micr
   assert f"continued after step {step} of 20" in short_runs.log(tmp_path / "two")
   assert short_runs.finish(tmp_path / "one", settings) == 0, short_runs.log(tmp_path / "one")
   short_runs.assert_equal(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.fixture(scope="module")
+def base(settings, tmp_path_factory):
+  """A model that runs with adapters start from."""
+  workdir = tmp_path_factory.mktemp("base") / "run"
+  assert short_runs.finish(workdir, settings | {"steps": 3}) == 0, short_runs.log(workdir)
+  return workdir
+
+
+def test_adapters_go_on_from_the_very_base_they_had(settings, base, tmp_path):
+  """Merged weights, adapters, moments, matrices below and metrics; `init_from` is gone by then."""
+  start = tmp_path / "start"
+  shutil.copytree(base, start)
+  settings = settings | {"init_from": start, "tokenizer": "", "lora.rank": 4}
+  two = tmp_path / "two"
+  code = short_runs.finish(two, settings, short_runs.Stop(signal.SIGTERM, 8))
+  assert code == preemption.EXIT_CODE, short_runs.log(two)
+  for name in ("params", "train"):
+    shutil.rmtree(checkpoint.folder(str(start), 3) / name)
+  assert short_runs.finish(two, settings) == 0, short_runs.log(two)
+  assert "continued after step" in short_runs.log(two)
+  shutil.copytree(base, start, dirs_exist_ok=True)
+  assert short_runs.finish(tmp_path / "one", settings) == 0, short_runs.log(tmp_path / "one")
+  short_runs.assert_equal(tmp_path / "one", two)
+  # Another rank is another run.
+  assert short_runs.finish(two, settings | {"lora.rank": 8}) == 1
+  assert "config.lora.rank was 4 and is 8" in short_runs.log(two)
 
 
 @pytest.mark.slow
