@@ -99,7 +99,7 @@ class Earlier:
     found = checkpoint.read(path, "train", names, mend)
     kept = jax.tree.unflatten(jax.tree.structure(old), [found[name] for name in names])
     kept = checkpoint.fill_up(kept, new, moment_shardings(new, mesh))
-    batches.set_state(checkpoint.read(path, "data", None, mend))
+    batches.set_state(json.loads(checkpoint.read(path, "data", None, mend)["state"]))
     tuning, params, opt_state = lora.resume(model.config, model.params, settings, kept)
     return tuning, TrainState(count(self.step, mesh), params, opt_state)
 

@@ -11,6 +11,7 @@ until all its parts are on the disk.
 """
 
 from collections.abc import Mapping
+import json
 import logging as standard_logging
 import shutil
 from typing import Any
@@ -88,7 +89,7 @@ class Saver:
     parts = checkpoint.parts(step, self._model.config, params, self._model.variant)
     parts |= {
       "train": flat(self._tuning.kept(state.params, state.opt_state)),
-      "data": self._batches.get_state(),
+      "data": {"state": json.dumps(self._batches.get_state())},
       "run": self._run,
     }
     path = checkpoint.folder(self._workdir, step)

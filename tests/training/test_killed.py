@@ -18,7 +18,7 @@ from tests.training import short_runs
 _MOMENTS = {
   "with an empty folder": (("os.mkdir", "/params"), 4),
   "with the moments and no list of them": (("open", "/train/_METADATA"), 4),
-  "with the place in the data not written": (("open", "process_0-of-1.json"), 4),
+  "with the place in the data not written": (("open", "/data/_METADATA"), 4),
   "with all written": (("os.rename", ".orbax-checkpoint-tmp"), 4),
   "while an old one is removed": (("os.rmdir", "-removed"), 1),
 }
