@@ -26,12 +26,12 @@ from typing import Any
 
 from absl import logging
 
+from data_pipeline.asking.runner import Runner
 from data_pipeline.synthesis import prepare, stage_files
-from data_pipeline.synthesis.calls import Runner
 from data_pipeline.synthesis.stage import Guide, Stage
 from data_pipeline.synthesis.stage_files import CONVERSATIONS, InputChanged, StageFiles
 from her_jax.errors import ConfigError
-from her_jax.llm.guarded import Completes
+from her_jax.llm.guarded import Completes, Guarded
 from her_jax.roleplay import grammar
 from her_jax.roleplay.layouts import entropy_bits
 from her_jax.roleplay.schema import DataError, Trajectory
@@ -236,7 +236,7 @@ class Pipeline:
         break
       files.rewind()
       if runner is None:
-        runner = Runner(self.client_of(stage), self.give_up_after)
+        runner = Runner(Guarded(self.client_of(stage), self.give_up_after))
       self._run_block(stage, files, block, runner, retries.units)
       if time.monotonic() - told_at > _TELL_EVERY_S:
         told_at, progress = time.monotonic(), files.progress

@@ -24,13 +24,13 @@ from tests.data_pipeline.preferences import scripted
 from tests.data_pipeline.preferences.preference_runs import (
   FEW,
   ROOT,
-  asker,
   call,
   command,
   environment,
   make_candidates,
   make_labels,
   rows,
+  runner,
 )
 from tests.llm.bad_server import BadServer
 
@@ -214,7 +214,7 @@ def test_a_planted_verdict_decides_nothing_and_is_counted(text):
   context = Context("c", scene.id, turn, mine, split=scene.split)
   counts = Counter()
   (made,) = labels.make(
-    iter([(context, scene)]), asker(), labels.Settings(LIBRARY), "scripted", counts
+    iter([(context, scene)]), runner(), labels.Settings(LIBRARY), "scripted", counts
   )
   told = made.pair.extra["her"]
   assert made.pair.winner == ("cand_1" if told["candidates"][0] == "c/1" else "cand_2")
