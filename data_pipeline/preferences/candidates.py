@@ -26,6 +26,7 @@ from absl import app, flags
 
 from data_pipeline.asking.question import Question, Rejected
 from data_pipeline.asking.runner import Runner
+from data_pipeline.files import whole_file
 from data_pipeline.preferences import inputs, llm_flags
 from data_pipeline.preferences.inputs import Refused, Scenes
 from her_jax.errors import ConfigError
@@ -268,7 +269,7 @@ def run(
   """
   scenes = Scenes(paths, refused)
   counts: Counter[str] = Counter()
-  with inputs.whole_file(out) as f:
+  with whole_file(out) as f:
     for context in make(scenes, runner, settings, model, counts):
       inputs.write_row(f, context)
     if not counts["contexts"]:

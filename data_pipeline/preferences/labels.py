@@ -32,6 +32,7 @@ from absl import app, flags
 
 from data_pipeline.asking.question import Answer, Question, Rejected
 from data_pipeline.asking.runner import Runner
+from data_pipeline.files import whole_file
 from data_pipeline.preferences import inputs, label_prompts, llm_flags, verdicts
 from data_pipeline.preferences.candidates import (
   Candidate,
@@ -295,9 +296,9 @@ def run(
   counts: Counter[str] = Counter()
   lengths = Lengths()
   with (
-    inputs.whole_file(out) as pairs,
-    inputs.whole_file(f"{out}.judgements.jsonl") as judgements,
-    inputs.whole_file(f"{out}.left_out.jsonl") as left_out,
+    whole_file(out) as pairs,
+    whole_file(f"{out}.judgements.jsonl") as judgements,
+    whole_file(f"{out}.left_out.jsonl") as left_out,
   ):
     rows = (row for _, row in inputs.placed_rows([path], fitting, refused))
     for labelled in make(rows, runner, settings, teacher, counts):

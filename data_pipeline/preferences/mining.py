@@ -31,6 +31,7 @@ from typing import Any
 from absl import app, flags
 
 from data_pipeline.asking.runner import Runner
+from data_pipeline.files import whole_file
 from data_pipeline.preferences import clusters, inputs, llm_flags, reasons
 from data_pipeline.preferences.inputs import Refused, Scenes
 from data_pipeline.preferences.reasons import Reason, Unique
@@ -104,7 +105,7 @@ def ask(
   )
   if limit:
     decided = itertools.islice(decided, limit)
-  with inputs.whole_file(out) as f:
+  with whole_file(out) as f:
     for block in iter(lambda: list(itertools.islice(decided, _BLOCK)), []):
       answers = runner.ask([reasons.question(pair, scene, sampling) for pair, scene in block])
       for (pair, scene), answer in zip(block, answers, strict=True):
@@ -252,7 +253,7 @@ def run(
     reason for _, reason in inputs.placed_rows([found], reasons.reason_from_dict, refused)
   )
   drafts, mined = mine(rows, settings)
-  with inputs.whole_file(os.path.join(out, "candidates.jsonl")) as f:
+  with whole_file(os.path.join(out, "candidates.jsonl")) as f:
     for draft in drafts:
       inputs.write_row(f, draft)
   report = {"counts": dict(sorted(counts.items())), **mined, "refused": refused.as_dict()}
