@@ -19,6 +19,7 @@ from data_pipeline.conversations import (
   content_digest,
   same,
 )
+from data_pipeline.files import write_whole
 from data_pipeline.titles import normal_title
 from her_jax.roleplay.fields import NOTES
 from her_jax.roleplay.schema import DataError
@@ -287,7 +288,5 @@ def check_sums(folder: pathlib.Path, proof: Proof) -> None:
 def write_proof(path: pathlib.Path, row: dict[str, Any]) -> Proof:
   """Seals and writes a proof; a reader sees all of it or none."""
   row = {**row, "seal": seal_of(row)}
-  part = path.with_name(f"{path.name}.part")
-  part.write_text(json.dumps(row, ensure_ascii=False, indent=1) + "\n", "utf-8")
-  os.replace(part, path)
+  write_whole(path, json.dumps(row, ensure_ascii=False, indent=1) + "\n")
   return Proof(row, path)

@@ -29,6 +29,7 @@ from typing import Any
 
 from absl import app, flags
 
+from data_pipeline.files import whole_file
 from data_pipeline.preferences import hard_negatives, inputs, mix
 from data_pipeline.preferences.hard_negatives import LENGTHENED, RELABELLED, SPOILT
 from data_pipeline.preferences.inputs import Place, Refused, Scenes
@@ -183,7 +184,7 @@ def run(
     counts[f"class {known.item.kind}"] += 1
   choices = [choice for part in balanced.values() for choice in part.choices]
   orders: dict[str, bool] = {}
-  with inputs.whole_file(out) as f:
+  with whole_file(out) as f:
     for choice in sorted(choices, key=lambda choice: choice.item.index):
       pair = choice.made or material.pair(choice.item)
       pair = hard_negatives.swapped(pair) if choice.swap else pair
@@ -210,7 +211,7 @@ def _write_judgements(
   paths: Sequence[str], out: str, orders: Mapping[str, bool], refused: Refused
 ) -> int:
   count = 0
-  with inputs.whole_file(f"{out}.judgements.jsonl") as f:
+  with whole_file(f"{out}.judgements.jsonl") as f:
     for _, judgement in inputs.placed_rows(paths, schema.judgement_from_dict, refused):
       swap = orders.get(judgement.pair)
       if swap is not None:

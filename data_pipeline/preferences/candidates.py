@@ -24,11 +24,14 @@ from typing import Any
 
 from absl import app, flags
 
+from data_pipeline.asking.question import Question, Rejected
+from data_pipeline.asking.runner import Runner
+from data_pipeline.files import whole_file
 from data_pipeline.preferences import inputs, llm_flags
-from data_pipeline.preferences.asking import Asker, Question, Unusable
 from data_pipeline.preferences.inputs import Refused, Scenes
 from her_jax.errors import ConfigError
 from her_jax.llm.client import Message, Reply, Sampling
+from her_jax.llm.guarded import Guarded
 from her_jax.roleplay import chat, grammar, prompts, schema
 from her_jax.roleplay.fields import build
 from her_jax.roleplay.prompts import Variant
@@ -147,7 +150,7 @@ def cleaned(
   """A sampled turn as others and the judge may read it, and what was mended.
 
   Raises:
-    Unusable: nothing that others perceive is left, or its layers cannot be told.
+    Rejected: nothing that others perceive is left, or its layers cannot be told.
   """
   speaker = scene.turns[turn].speaker
   others = [*scene.others(speaker), scene.environment]
@@ -161,9 +164,9 @@ def cleaned(
   reply = parsed.view_for("judge").strip()
   again = grammar.parse(reply)
   if again.is_empty:
-    raise Unusable("empty")
+    raise Rejected("empty")
   if again.status != "ok":
-    raise Unusable("malformed")
+    raise Rejected("malformed")
   return reply, tuple(repairs)
 
 
@@ -212,7 +215,7 @@ def questions(
 
 
 def make(
-  scenes: Iterable[Trajectory], asker: Asker, settings: Settings, model: str, counts: Counter
+  scenes: Iterable[Trajectory], runner: Runner, settings: Settings, model: str, counts: Counter
 ) -> Iterator[Context]:
   """The contexts with their candidates, in the order of the scenes.
 
@@ -225,7 +228,7 @@ def make(
   places = ((scene, turn) for scene in scenes for turn in turns_of(scene, settings.turns))
   for block in iter(lambda: list(itertools.islice(places, _BLOCK)), []):
     asked = [question for scene, turn in block for question in questions(scene, turn, settings)]
-    answers = iter(asker.ask(asked))
+    answers = iter(runner.ask(asked))
     for scene, turn in block:
       made: list[Candidate] = []
       missing: Counter[str] = Counter()
@@ -251,7 +254,12 @@ def make(
 
 
 def run(
-  paths: Sequence[str], out: str, asker: Asker, settings: Settings, model: str, refused: Refused
+  paths: Sequence[str],
+  out: str,
+  runner: Runner,
+  settings: Settings,
+  model: str,
+  refused: Refused,
 ) -> dict[str, Any]:
   """Writes the file and its report; returns the report.
 
@@ -261,8 +269,8 @@ def run(
   """
   scenes = Scenes(paths, refused)
   counts: Counter[str] = Counter()
-  with inputs.whole_file(out) as f:
-    for context in make(scenes, asker, settings, model, counts):
+  with whole_file(out) as f:
+    for context in make(scenes, runner, settings, model, counts):
       inputs.write_row(f, context)
     if not counts["contexts"]:
       raise DataError(
@@ -303,9 +311,8 @@ if __name__ == "__main__":
     refused = Refused(_LENIENT.value)
     try:
       client = _CLIENT(f"{_OUT.value}.calls.jsonl")
-      report = run(
-        _SCENES.value, _OUT.value, Asker(client), settings, client.backend.model, refused
-      )
+      runner = Runner(Guarded(client))
+      report = run(_SCENES.value, _OUT.value, runner, settings, client.backend.model, refused)
     except (DataError, ConfigError, OSError) as error:
       sys.exit(f"candidates: {error}")
     for line in refused.lines:

@@ -1,8 +1,7 @@
-"""Rows in, strictly or with what is refused counted; files out, whole or not at all."""
+"""Rows in, strictly or with what is refused counted; rows and reports out."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-import contextlib
 import dataclasses
 import functools
 import json
@@ -10,6 +9,7 @@ import os
 import pathlib
 from typing import Any, TextIO, TypeVar
 
+from data_pipeline.files import whole_file
 from her_jax.roleplay import check, jsonl, schema
 from her_jax.roleplay.schema import DataError, Trajectory
 
@@ -133,22 +133,6 @@ class Scenes:
 @functools.lru_cache(maxsize=64)
 def _read_scene(place: Place) -> Trajectory:
   return schema.build_trajectory(place.read())
-
-
-@contextlib.contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[TextIO]:
-  """A text file that takes its name once all is written and on disk.
-
-  A run that ends early leaves `<path>.part` and whatever stood under the name before.
-  """
-  path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  part = path.with_name(f"{path.name}.part")
-  with part.open("w", encoding="utf-8") as f:
-    yield f
-    f.flush()
-    os.fsync(f.fileno())
-  os.replace(part, path)
 
 
 def write_row(file: TextIO, row: Any) -> None:

@@ -30,8 +30,10 @@ from typing import Any
 
 from absl import app, flags
 
+from data_pipeline.asking.question import Answer, Question, Rejected
+from data_pipeline.asking.runner import Runner
+from data_pipeline.files import whole_file
 from data_pipeline.preferences import inputs, label_prompts, llm_flags, verdicts
-from data_pipeline.preferences.asking import Answer, Asker, Question, Unusable
 from data_pipeline.preferences.candidates import (
   Candidate,
   Context,
@@ -43,6 +45,7 @@ from data_pipeline.preferences.lengths import Lengths
 from data_pipeline.preferences.verdicts import Names, Told
 from her_jax.errors import ConfigError
 from her_jax.llm.client import Reply, Sampling
+from her_jax.llm.guarded import Guarded
 from her_jax.roleplay import judging, principles
 from her_jax.roleplay.principles import Principle
 from her_jax.roleplay.schema import DataError, Judgement, PreferencePair, Trajectory
@@ -139,10 +142,10 @@ def questions(match: Match, settings: Settings, names: Names) -> list[Question[T
   def read(reply: Reply) -> Told:
     said, why = verdicts.told(reply.text, names)
     if said is None:
-      raise Unusable(why)
+      raise Rejected(why)
     kept = sum(finding.principle in settings.library for finding in said.findings)
     if kept < settings.least:
-      raise Unusable("too few principles of the library")
+      raise Rejected("too few principles of the library")
     return said
 
   return [
@@ -241,7 +244,7 @@ def _count(said: Told, library: Mapping[str, Principle], counts: Counter) -> Non
 
 def make(
   contexts: Iterator[tuple[Context, Trajectory]],
-  asker: Asker,
+  runner: Runner,
   settings: Settings,
   teacher: str,
   counts: Counter,
@@ -265,7 +268,7 @@ def make(
         else:
           paired.append(match)
     asked = [question for match in paired for question in questions(match, settings, names)]
-    answers = asker.ask(asked)
+    answers = runner.ask(asked)
     for i, match in enumerate(paired):
       yield label(match, answers[2 * i : 2 * i + 2], settings, teacher, counts)
 
@@ -274,7 +277,7 @@ def run(
   path: str,
   scenes: Scenes,
   out: str,
-  asker: Asker,
+  runner: Runner,
   settings: Settings,
   teacher: str,
   refused: Refused,
@@ -293,12 +296,12 @@ def run(
   counts: Counter[str] = Counter()
   lengths = Lengths()
   with (
-    inputs.whole_file(out) as pairs,
-    inputs.whole_file(f"{out}.judgements.jsonl") as judgements,
-    inputs.whole_file(f"{out}.left_out.jsonl") as left_out,
+    whole_file(out) as pairs,
+    whole_file(f"{out}.judgements.jsonl") as judgements,
+    whole_file(f"{out}.left_out.jsonl") as left_out,
   ):
     rows = (row for _, row in inputs.placed_rows([path], fitting, refused))
-    for labelled in make(rows, asker, settings, teacher, counts):
+    for labelled in make(rows, runner, settings, teacher, counts):
       for judgement in labelled.judgements:
         inputs.write_row(judgements, judgement)
       for row in labelled.left_out:
@@ -361,8 +364,8 @@ if __name__ == "__main__":
       scenes = Scenes(_SCENES.value, refused)
       client = _CLIENT(f"{_OUT.value}.calls.jsonl")
       report = run(
-        _CANDIDATES.value, scenes, _OUT.value, Asker(client), settings, client.backend.model,
-        refused,
+        _CANDIDATES.value, scenes, _OUT.value, Runner(Guarded(client)), settings,
+        client.backend.model, refused,
       )  # fmt: skip
     except (DataError, ConfigError, OSError) as error:
       sys.exit(f"labels: {error}")

@@ -30,12 +30,14 @@ from typing import Any
 
 from absl import app, flags
 
+from data_pipeline.asking.runner import Runner
+from data_pipeline.files import whole_file
 from data_pipeline.preferences import clusters, inputs, llm_flags, reasons
-from data_pipeline.preferences.asking import Asker
 from data_pipeline.preferences.inputs import Refused, Scenes
 from data_pipeline.preferences.reasons import Reason, Unique
 from her_jax.errors import ConfigError
 from her_jax.llm.client import Sampling
+from her_jax.llm.guarded import Guarded
 from her_jax.roleplay import principles, schema
 from her_jax.roleplay.principles import Principle
 from her_jax.roleplay.schema import DataError, PreferencePair, Trajectory
@@ -74,7 +76,7 @@ class Settings:
 def ask(
   paths: Sequence[str],
   scenes: Scenes,
-  asker: Asker,
+  runner: Runner,
   sampling: Sampling,
   out: str,
   refused: Refused,
@@ -103,9 +105,9 @@ def ask(
   )
   if limit:
     decided = itertools.islice(decided, limit)
-  with inputs.whole_file(out) as f:
+  with whole_file(out) as f:
     for block in iter(lambda: list(itertools.islice(decided, _BLOCK)), []):
-      answers = asker.ask([reasons.question(pair, scene, sampling) for pair, scene in block])
+      answers = runner.ask([reasons.question(pair, scene, sampling) for pair, scene in block])
       for (pair, scene), answer in zip(block, answers, strict=True):
         counts["pairs asked"] += 1
         texts: Iterable[str] = answer.value or ()
@@ -251,7 +253,7 @@ def run(
     reason for _, reason in inputs.placed_rows([found], reasons.reason_from_dict, refused)
   )
   drafts, mined = mine(rows, settings)
-  with inputs.whole_file(os.path.join(out, "candidates.jsonl")) as f:
+  with whole_file(os.path.join(out, "candidates.jsonl")) as f:
     for draft in drafts:
       inputs.write_row(f, draft)
   report = {"counts": dict(sorted(counts.items())), **mined, "refused": refused.as_dict()}
@@ -307,7 +309,7 @@ if __name__ == "__main__":
         found = os.path.join(_OUT.value, "reasons.jsonl")
         client = _CLIENT(os.path.join(_OUT.value, "calls.jsonl"))
         counts = ask(
-          _PAIRS.value, Scenes(_SCENES.value, refused), Asker(client),
+          _PAIRS.value, Scenes(_SCENES.value, refused), Runner(Guarded(client)),
           Sampling(_TEMPERATURE.value, 0.9, _MAX_TOKENS.value), found, refused, _LIMIT.value,
         )  # fmt: skip
       report = run(found, _OUT.value, settings, counts, refused)

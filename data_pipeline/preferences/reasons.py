@@ -7,7 +7,7 @@ import re
 from typing import Any
 import unicodedata
 
-from data_pipeline.preferences.asking import Question, Unusable
+from data_pipeline.asking.question import Question, Rejected
 from her_jax.llm.client import Message, Reply, Sampling
 from her_jax.roleplay import judging
 from her_jax.roleplay.fields import build
@@ -90,7 +90,7 @@ def question(
   def read(reply: Reply) -> tuple[str, ...]:
     found = tuple(without_names(text, names, language) for text in listed(reply.text))
     if len(found) < LEAST:
-      raise Unusable(f"fewer than {LEAST} reasons")
+      raise Rejected(f"fewer than {LEAST} reasons")
     return found[:MOST]
 
   return Question(

@@ -5,12 +5,16 @@ from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any, Generic, TypeVar
 
+from data_pipeline.asking import question as asking
+from data_pipeline.asking.question import Rejected, request_id
+from data_pipeline.asking.runner import Runner
 from data_pipeline.sources import book_prompts
-from her_jax.llm.client import Failure, Message, Reply, Request, Sampling
+from her_jax.llm.client import Message, Reply, Sampling
 from her_jax.llm.guarded import Completes
 from her_jax.roleplay.schema import DataError
 
 _T = TypeVar("_T")
+_CUT, _MALFORMED = "cut", "malformed"
 
 
 @dataclasses.dataclass
@@ -52,7 +56,7 @@ class Asker:
   """Asks a model about one book and counts what came to nothing."""
 
   def __init__(self, client: Completes, counts: Counts, sampling: Sampling, language: str):
-    self._client, self._counts = client, counts
+    self._runner, self._counts = Runner(client), counts
     self._sampling, self._language = sampling, language
 
   def ask(
@@ -64,59 +68,39 @@ class Asker:
     Args:
       cut: takes the ids whose answer was cut both times, in place of the failures.
     """
+    by_id = {question.id: self._question(stage, question) for question in questions}
+    answers = dict(zip(by_id, self._runner.ask(list(by_id.values())), strict=True))
     found: dict[str, _T] = {}
-    requests = {q.id: self._request(stage, q.id, q.text) for q in questions}
-    readers = {q.id: q.read for q in questions}
-    for attempt in range(2):
-      answers = sorted(
-        self._client.complete(list(requests.values())), key=lambda pair: pair[0].id
-      )
-      retry: dict[str, Request] = {}
-      by_request = {request.id: id for id, request in requests.items()}
-      for request, answer in answers:
-        id = by_request[request.id]
-        try:
-          found[id] = readers[id](_usable(answer))
-          continue
-        except DataError as error:
-          cause, fault = _cause(answer), str(error)
-        last = attempt == 1
-        if last and cause == "cut" and cut is not None:
-          cut.add(id)
-        elif not last and isinstance(answer, Reply) and cause in ("cut", "malformed"):
-          retry[id] = self._retried(request, answer, cause, fault)
-        else:
-          self._counts.failures[stage, cause] += 1
-          self._counts.failed.append(id)
-      requests = retry
-      if not requests:
-        break
+    for id in sorted(answers, key=lambda id: _place(id, answers[id].tries)):
+      answer = answers[id]
+      if answer.value is not None:
+        found[id] = answer.value
+      elif cut is not None and answer.cause == _CUT:
+        cut.add(id)
+      else:
+        self._counts.failures[stage, answer.cause] += 1
+        self._counts.failed.append(id)
     return found
 
-  def _request(self, stage: str, id: str, text: str) -> Request:
-    messages = (Message("system", book_prompts.role(self._language)), Message("user", text))
-    return Request(id, messages, self._sampling, tag=f"book/{stage}")
+  def _question(self, stage: str, question: Question[_T]) -> asking.Question[_T]:
+    def read(reply: Reply) -> _T:
+      try:
+        return question.read(reply.text)
+      except DataError as error:
+        raise Rejected(_MALFORMED, str(error)) from None
 
-  def _retried(self, request: Request, answer: Reply, cause: str, fault: str) -> Request:
-    """The request with more room, or with what was wrong with the answer."""
-    if cause == "cut":
-      more = dataclasses.replace(request.sampling, max_tokens=2 * request.sampling.max_tokens)
-      return dataclasses.replace(request, id=f"{request.id}/retry1", sampling=more)
-    told = Message("user", book_prompts.again(fault, self._language))
-    messages = (*request.messages, Message("assistant", answer.text or "-"), told)
-    return dataclasses.replace(request, id=f"{request.id}/retry1", messages=messages)
+    def again(reply: Reply, error: Rejected) -> tuple[Message, ...]:
+      told = book_prompts.again(error.detail, self._language)
+      return Message("assistant", reply.text or "-"), Message("user", told)
 
-
-def _usable(answer: Reply | Failure) -> str:
-  if isinstance(answer, Failure):
-    raise DataError(answer.message)
-  if answer.finish_reason != "stop":
-    # Never read, even if it happens to be whole: its lines may be missing.
-    raise DataError(f"finished with {answer.finish_reason}")
-  return answer.text
+    system = Message("system", book_prompts.role(self._language))
+    messages = system, Message("user", question.text)
+    return asking.Question(
+      question.id, messages, self._sampling, f"book/{stage}", read, again=again, cut=_CUT,
+      most_tokens=None,
+    )  # fmt: skip
 
 
-def _cause(answer: Reply | Failure) -> str:
-  if isinstance(answer, Failure):
-    return answer.cause
-  return {"stop": "malformed", "length": "cut"}.get(answer.finish_reason, answer.finish_reason)
+def _place(id: str, tries: int) -> tuple[int, str]:
+  """The order in which answers count: those of the first try, then the others, by request."""
+  return tries, request_id(id, tries - 1)

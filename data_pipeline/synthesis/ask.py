@@ -1,26 +1,20 @@
-"""One question to a model, with what may go wrong with the answer, as a job for `run_jobs`.
+"""What the stages ask: units, prompts that fit, and answers that a model is told to mend."""
 
-A job is a generator: it gives requests, gets what came of each, and returns an `Answer`. It
-knows neither the client nor the other jobs, so that thousands run side by side.
-"""
-
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import re
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-from data_pipeline.synthesis import prompts, recovery
-from her_jax.llm.client import Failure, Message, Reply, Request, Sampling
+from data_pipeline.asking.question import Question, Rejected, apart, short
+from data_pipeline.synthesis import prompts
+from her_jax.llm.client import Message, Reply, Sampling
 
 T = TypeVar("T")
-R = TypeVar("R")
-Job = Generator[Request, Reply | Failure, R]
 # Tokens of texts in a language: a tokenizer's count, or the estimate of `prompts`.
 Counter = Callable[[Sequence[str], str], int]
+# Makes the value of an answer without its think block and of the reasoning, or raises `Rejected`.
+Check = Callable[[str, str], T]
 
-# No larger budget is asked for than this, in tokens.
-_MOST_TOKENS = 32_768
-_THINK = re.compile(r"\A\s*<think>(.*?)</think>", re.DOTALL)
 # How models decline in the place of an answer.
 _DECLINES = re.compile(
   r"\A\W*(?:I['’]m (?:sorry|unable)|I am (?:sorry|unable)|I apologi[sz]e|Sorry\b|I (?:can['’]?t|cannot|won['’]t)"
@@ -28,14 +22,6 @@ _DECLINES = re.compile(
   re.IGNORECASE,
 )
 _LONGEST_REFUSAL = 800
-
-
-class Rejected(ValueError):
-  """An answer that was not taken. `cause` is counted; `detail` is told to the model."""
-
-  def __init__(self, cause: str, detail: str = ""):
-    super().__init__(f"{cause}: {detail}" if detail else cause)
-    self.cause, self.detail = cause, detail
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,81 +41,43 @@ class Fault:
   kept: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer(Generic[T]):
-  """What came of a question: the value that `check` made, or why there is none."""
+def question(
+  unit: str,
+  tag: str,
+  language: str,
+  messages: tuple[Message, ...],
+  sampling: Sampling,
+  check: Check[T],
+  last: Check[T] | None = None,
+) -> Question[T]:
+  """A question of which a model is told what is wrong with its answer, also if it refuses.
 
-  value: T | None = None
-  cause: str = ""
-  message: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Question(Generic[T]):
-  """A question and how its answer is read.
-
-  Attributes:
-    unit: unique in the run; the ids of its requests begin with it.
-    check: makes the value of the text, or raises `Rejected` or `recovery.Unrecoverable`. It gets
-      the text without a think block, and the model's reasoning.
+  Args:
+    unit: what is asked for, unique in the run.
     last: how an answer is read when no further try is left, where that differs.
   """
 
-  unit: str
-  tag: str
-  language: str
-  messages: tuple[Message, ...]
-  sampling: Sampling
-  check: Callable[[str, str], T]
-  last: Callable[[str, str], T] | None = None
+  def again(reply: Reply, error: Rejected) -> tuple[Message, ...]:
+    mend = prompts.again(language, error.cause, short(error.detail))
+    return Message("assistant", apart(reply)[0] or "…"), Message("user", mend)
+
+  return Question(
+    unit, messages, sampling, tag, _reader(check), _reader(last) if last else None, again,
+    final=frozenset({"content_filter"}), cut="truncated",
+  )  # fmt: skip
 
 
-def ask(question: Question[T], tries: int = 2) -> Job[Answer[T]]:
-  """Asks, and asks again where that can help, `tries` times in all.
-
-  A cut reply is asked for again with twice the tokens, never sent again unchanged and never
-  completed here. An answer that fails its check is asked for again with what is wrong. A
-  filtered one is not asked for again, since the same text would meet the same filter.
-  """
-  messages, sampling, answer = question.messages, question.sampling, Answer[T]()
-  for number in range(tries):
-    suffix = f"/retry{number}" if number else ""
-    result = yield Request(f"{question.unit}{suffix}", messages, sampling, question.tag)
-    if isinstance(result, Failure):
-      return Answer(cause=result.cause, message=result.message)
-    text, reasoning = apart(result)
-    if result.finish_reason == "content_filter":
-      return Answer(cause="content_filter", message="the reply was withheld")
-    if result.finish_reason == "length":
-      answer = Answer(cause="truncated", message=f"cut at {sampling.max_tokens} tokens")
-      larger = min(2 * sampling.max_tokens, _MOST_TOKENS)
-      if larger <= sampling.max_tokens:
-        return answer
-      sampling = dataclasses.replace(sampling, max_tokens=larger)
-      continue
-    check = question.last if question.last and number == tries - 1 else question.check
+def _reader(check: Check[T]) -> Callable[[Reply], T]:
+  def read(reply: Reply) -> T:
+    text, reasoning = apart(reply)
     try:
-      if result.finish_reason == "refusal":
-        raise Rejected("refusal", _short(text))
-      return Answer(check(text, reasoning))
-    except (Rejected, recovery.Unrecoverable) as error:
-      cause = error.cause
-      if cause in ("malformed", "truncated") and declines(text):
-        cause = "refusal"
-      detail = error.detail if isinstance(error, Rejected) else str(error)
-    answer = Answer(cause=cause, message=_short(detail or cause))
-    mend = prompts.again(question.language, cause, _short(detail))
-    told = Message("assistant", text or "…"), Message("user", mend)
-    messages = (*question.messages, *told)
-  return answer
+      return check(text, reasoning)
+    except Rejected as error:
+      if error.cause in ("malformed", "truncated") and declines(text):
+        raise Rejected("refusal", error.detail) from None
+      raise
 
-
-def apart(reply: Reply) -> tuple[str, str]:
-  """Answer and reasoning, which some back-ends write into the text as a think block."""
-  found = _THINK.match(reply.text)
-  if not found:
-    return reply.text.strip(), reply.reasoning.strip()
-  return reply.text[found.end() :].strip(), (reply.reasoning or found[1]).strip()
+  return read
 
 
 def declines(text: str) -> bool:
@@ -154,8 +102,3 @@ def conversation(system: str, user: str) -> tuple[Message, ...]:
 def too_long(messages: Sequence[Message], language: str, limit: int, count: Counter) -> bool:
   """Whether the prompt has more tokens than `limit`."""
   return count([m.content for m in messages], language) > limit
-
-
-def _short(text: str) -> str:
-  line = " ".join(text.split())
-  return line if len(line) <= 300 else f"{line[:299]}…"

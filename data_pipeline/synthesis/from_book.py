@@ -18,10 +18,11 @@ from typing import Any
 
 from absl import logging
 
+from data_pipeline.files import whole_path, write_whole
 from data_pipeline.sources import book, book_files
 from data_pipeline.sources.book_ask import Counts
 from data_pipeline.sources.book_find import Options
-from data_pipeline.synthesis import ask, stage_files
+from data_pipeline.synthesis import ask
 from data_pipeline.titles import normal_title
 from her_jax.llm.client import Failure, Reply, Request
 from her_jax.llm.guarded import TRANSPORT, Completes, Guarded, Stopped
@@ -66,7 +67,7 @@ def find_scenes(
     rounds = rounds.next(report["failed"])
     rounds.save(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  counts, part = Counts(), folder / f"{SCENES}.part"
+  counts = Counts()
   asked = _Again(Guarded(client(), give_up_after), rounds.calls)
   kept = [
     scene
@@ -80,8 +81,8 @@ def find_scenes(
     )
   if not kept:
     raise DataError(f"{source}: no scene is left of it: {_why(counts)}")
-  schema.write_jsonl(part, kept)
-  os.replace(part, folder / SCENES)
+  with whole_path(folder / SCENES) as part:
+    schema.write_jsonl(part, kept)
   row = {"settings": told, "round": rounds.number, **_told(kept), **counts.as_dict()}
   if not encoding and (read_as := book_files.encodings_of(source)):
     row["encodings"] = read_as
@@ -91,7 +92,7 @@ def find_scenes(
     row["files_left_out"] = {"count": number, "first": left}
     logging.warning("book: %d x %s", number, left)
   text = json.dumps(row, ensure_ascii=False, indent=2)
-  stage_files.write_atomically(folder / REPORT, text + "\n")
+  write_whole(folder / REPORT, text + "\n")
   logging.info(
     "book: %s; scenes: %s; lines: %s", _told(kept), dict(counts.scenes), dict(counts.lines)
   )
@@ -141,7 +142,7 @@ class _Rounds:
 
   def save(self, folder: pathlib.Path) -> None:
     text = json.dumps(dataclasses.asdict(self), ensure_ascii=False)
-    stage_files.write_atomically(folder / _AGAIN, text)
+    write_whole(folder / _AGAIN, text)
 
 
 class _Again:

@@ -18,7 +18,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import pathlib
 import shutil
 import time
@@ -26,12 +25,13 @@ from typing import Any
 
 from absl import logging
 
+from data_pipeline.asking.runner import Runner
+from data_pipeline.files import whole_file, whole_path, write_whole
 from data_pipeline.synthesis import prepare, stage_files
-from data_pipeline.synthesis.calls import Runner
 from data_pipeline.synthesis.stage import Guide, Stage
 from data_pipeline.synthesis.stage_files import CONVERSATIONS, InputChanged, StageFiles
 from her_jax.errors import ConfigError
-from her_jax.llm.guarded import Completes
+from her_jax.llm.guarded import Completes, Guarded
 from her_jax.roleplay import grammar
 from her_jax.roleplay.layouts import entropy_bits
 from her_jax.roleplay.schema import DataError, Trajectory
@@ -133,8 +133,8 @@ class Pipeline:
           self._run_stage(stage, before)
           last = stage.folder
       final = self.workdir / TRAJECTORIES
-      shutil.copyfile(self.workdir / last / CONVERSATIONS, part := f"{final}.part")
-      os.replace(part, final)
+      with whole_path(final) as part:
+        shutil.copyfile(self.workdir / last / CONVERSATIONS, part)
     finally:
       summary = self._report(folders)
     return summary
@@ -236,7 +236,7 @@ class Pipeline:
         break
       files.rewind()
       if runner is None:
-        runner = Runner(self.client_of(stage), self.give_up_after)
+        runner = Runner(Guarded(self.client_of(stage), self.give_up_after))
       self._run_block(stage, files, block, runner, retries.units)
       if time.monotonic() - told_at > _TELL_EVERY_S:
         told_at, progress = time.monotonic(), files.progress
@@ -309,14 +309,14 @@ class Pipeline:
       return
     made = _Retries(now.round + 1, failed[0], units)
     text = json.dumps(dataclasses.asdict(made), ensure_ascii=False)
-    stage_files.write_atomically(self.workdir / _RETRIES, text)
+    write_whole(self.workdir / _RETRIES, text)
 
   def _report(self, folders: Sequence[str]) -> dict[str, Any]:
     """Writes the table of failures, the retry list and the summary of all stages so far."""
     names = {PREPARE: "prepare"} | {stage.folder: stage.name for stage in self.stages}
     table: dict[str, Any] = {}
     summary: dict[str, Any] = {"stages": {}, "layouts": {}}
-    with (self.workdir / f"{RETRY}.part").open("w", encoding="utf-8") as retry:
+    with whole_file(self.workdir / RETRY) as retry:
       for folder in folders:
         row = _manifest(self.workdir / folder)
         if not row:
@@ -340,7 +340,6 @@ class Pipeline:
           "failed": sum(failed.values()), "failed_by_cause": dict(sorted(failed.items())),
           "kept": sum(kept.values()), "kept_by_cause": dict(sorted(kept.items())),
         }  # fmt: skip
-    os.replace(self.workdir / f"{RETRY}.part", self.workdir / RETRY)
     if failed_in_all := sum(row["failed"] for row in table.values()):
       logging.info(
         "%d units failed, listed in %s; --config.retry_failed asks for them anew",
@@ -348,7 +347,7 @@ class Pipeline:
       )  # fmt: skip
     for name, value in ((TABLE, table), (SUMMARY, summary)):
       text = json.dumps(value, ensure_ascii=False, indent=2)
-      stage_files.write_atomically(self.workdir / name, text + "\n")
+      write_whole(self.workdir / name, text + "\n")
     return summary
 
 

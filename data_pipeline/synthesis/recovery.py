@@ -10,6 +10,7 @@ import json
 import re
 from typing import Any
 
+from data_pipeline.asking.question import Rejected
 from her_jax.roleplay import jsonl
 
 MOST_CHARACTERS = 2_000_000
@@ -19,12 +20,8 @@ _SIGN = re.compile(r'\\.|["{}\[\],]', re.DOTALL)
 _CLOSES = {"{": "}", "[": "]"}
 
 
-class Unrecoverable(ValueError):
-  """The text holds no usable answer. `cause` is a word for the table of failures."""
-
-  def __init__(self, cause: str, message: str):
-    super().__init__(message)
-    self.cause = cause
+class Unrecoverable(Rejected):
+  """The text holds no usable answer."""
 
 
 def json_object(text: str, key: str) -> dict[str, Any]:

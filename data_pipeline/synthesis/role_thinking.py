@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 from typing import Any
 
+from data_pipeline.asking import question as asking
+from data_pipeline.asking.question import Answer, Job, Rejected
 from data_pipeline.synthesis import ask, checks, layouts, prepare, prompts, recovery
-from data_pipeline.synthesis.ask import Answer, Fault, Job, Question, Rejected
+from data_pipeline.synthesis.ask import Fault
 from data_pipeline.synthesis.stage import Guide, Outcome
 from her_jax.llm.client import Sampling
 from her_jax.roleplay import grammar
@@ -167,10 +169,10 @@ class RoleThinking:
       return edits, varied(last, [edits[prepare.key_of(t)].layout for t in own], least)
 
     again = ask.again_suffix(guide.again.get(unit, 0))
-    question = Question(
+    question = ask.question(
       unit + again, NAME, language, messages, self.settings.sampling, strict, lenient
     )
-    return (yield from ask.ask(question, self.settings.tries))
+    return (yield from asking.ask(question, self.settings.tries))
 
   def read(self, text: str, turns: Sequence[Turn]) -> dict[str, Edit]:
     """The edits of an answer, one a turn, by the turn's key.

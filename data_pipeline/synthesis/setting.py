@@ -11,8 +11,10 @@ import dataclasses
 import re
 from typing import Any
 
+from data_pipeline.asking import question as asking
+from data_pipeline.asking.question import Answer, Job, Rejected
 from data_pipeline.synthesis import ask, checks, prepare, prompts, recovery
-from data_pipeline.synthesis.ask import Answer, Fault, Job, Question, Rejected
+from data_pipeline.synthesis.ask import Fault
 from data_pipeline.synthesis.stage import Guide, Outcome
 from her_jax.llm.client import Sampling
 from her_jax.roleplay import grammar
@@ -117,11 +119,11 @@ class SettingCompletion:
       limit = f"more than {self.settings.input_tokens} tokens of input"
       return _Result(fault=Fault(unit, scene.id, "too_long", limit))
     again = ask.again_suffix(guide.again.get(unit, 0))
-    question = Question(
+    question = ask.question(
       unit + again, NAME, scene.language, messages, self.settings.sampling,
       lambda text, _: self.read(text, scene, passage),
     )  # fmt: skip
-    answer: Answer[_Result] = yield from ask.ask(question, self.settings.tries)
+    answer: Answer[_Result] = yield from asking.ask(question, self.settings.tries)
     if answer.value is None:
       return _Result(fault=Fault(unit, scene.id, answer.cause, answer.message))
     return answer.value
@@ -136,7 +138,7 @@ class SettingCompletion:
     """The additions of an answer that are proven; the others by the cause they are dropped for.
 
     Raises:
-      Rejected, recovery.Unrecoverable: the answer as a whole can't be used.
+      Rejected: the answer as a whole can't be used.
     """
     rows = recovery.json_object(text, "additions")["additions"]
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

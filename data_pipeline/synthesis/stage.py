@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any, Protocol
 
-from data_pipeline.synthesis.ask import Fault, Job
+from data_pipeline.asking.question import Job
+from data_pipeline.synthesis.ask import Fault
 from her_jax.roleplay.schema import Trajectory
 
 

@@ -14,6 +14,7 @@ import os
 import pathlib
 from typing import Any
 
+from data_pipeline.files import write_whole
 from data_pipeline.synthesis.ask import Fault
 from her_jax.errors import ConfigError
 from her_jax.roleplay import jsonl, schema
@@ -188,7 +189,7 @@ class StageFiles:
     )
 
   def _save(self) -> None:
-    write_atomically(self.folder / MANIFEST, json.dumps(dataclasses.asdict(self._manifest)))
+    write_whole(self.folder / MANIFEST, json.dumps(dataclasses.asdict(self._manifest)))
 
 
 class InputChanged(ValueError):
@@ -215,16 +216,6 @@ def faults_of(folder: pathlib.Path) -> Iterator[Fault]:
   row = json.loads(path.read_text(encoding="utf-8"))
   for line in lines_of(folder / FAILURES, (row["end"] or row["whole"])["failures"]):
     yield Fault(**json.loads(line))
-
-
-def write_atomically(path: pathlib.Path, text: str) -> None:
-  """Replaces a file in one step, on the disk."""
-  part = path.with_name(f"{path.name}.part")
-  with part.open("w", encoding="utf-8") as f:
-    f.write(text)
-    f.flush()
-    os.fsync(f.fileno())
-  os.replace(part, path)
 
 
 def _append(path: pathlib.Path, rows: Iterable[Mapping[str, Any]]) -> int:

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 from typing import Any
 
+from data_pipeline.asking import question as asking
+from data_pipeline.asking.question import Answer, Job, Rejected
 from data_pipeline.quality import leaks
 from data_pipeline.synthesis import ask, checks, prepare, prompts, recovery
-from data_pipeline.synthesis.ask import Answer, Fault, Job, Question, Rejected
+from data_pipeline.synthesis.ask import Fault
 from data_pipeline.synthesis.stage import Guide, Outcome
 from her_jax.llm.client import Message, Sampling
 from her_jax.roleplay import notations
@@ -138,11 +140,11 @@ class Forward(_Thinking):
     if messages is None:
       limit = f"more than {self.settings.input_tokens} tokens without any history"
       return _Result(key, "", Fault(unit, scene.id, "too_long", limit))
-    question = Question(
+    question = ask.question(
       unit + ask.again_suffix(guide.again.get(unit, 0)), FORWARD, scene.language, messages,
       self.settings.sampling, lambda _, reasoning: notations.without_tags(reasoning),
     )  # fmt: skip
-    answer: Answer[str] = yield from ask.ask(question, self.settings.tries)
+    answer: Answer[str] = yield from asking.ask(question, self.settings.tries)
     if answer.value is None:
       return _Result(key, "", Fault(unit, scene.id, answer.cause, answer.message))
     return _Result(key, answer.value, None)
@@ -194,11 +196,11 @@ class Backward(_Thinking):
       limit = f"more than {self.settings.input_tokens} tokens without any history"
       return _Result(key, "", Fault(unit, scene.id, "too_long", limit))
     known = self._known(scene, i)
-    question = Question(
+    question = ask.question(
       unit + ask.again_suffix(guide.again.get(unit, 0)), BACKWARD, language, messages,
       self.settings.sampling, lambda text, _: self.read(text, turn, known, language),
     )  # fmt: skip
-    answer = yield from ask.ask(question, self.settings.tries)
+    answer = yield from asking.ask(question, self.settings.tries)
     if answer.value is None:
       return _Result(key, "", Fault(unit, scene.id, answer.cause, answer.message))
     plan, overlap = answer.value

@@ -11,6 +11,7 @@ import ml_collections
 
 from data_pipeline import finish, own_inputs, samples, splits
 from data_pipeline.builders import card
+from data_pipeline.files import write_whole
 from data_pipeline.sources import encoding as enc
 from data_pipeline.sources import folders
 from data_pipeline.sources.book_find import Options as BookOptions
@@ -22,7 +23,6 @@ from data_pipeline.synthesis import (
   prompts,
   role_thinking,
   setting,
-  stage_files,
   system_thinking,
 )
 from data_pipeline.synthesis.stage import Stage
@@ -269,7 +269,7 @@ class _Clients:
     for name, client in self._made.items():
       logging.info("%s\n%s", name, client.report.table())
       text = json.dumps(client.report.as_dict(), indent=2)
-      stage_files.write_atomically(self._workdir / f"{name}_report.json", text + "\n")
+      write_whole(self._workdir / f"{name}_report.json", text + "\n")
 
 
 def _source(
@@ -313,7 +313,7 @@ def _foreign(
     path, format, not config.lenient, report=counts, rejected=rejected, options=options
   )
   text = json.dumps(counts.as_dict(), ensure_ascii=False, indent=2)
-  stage_files.write_atomically(folder / "source.json", text + "\n")
+  write_whole(folder / "source.json", text + "\n")
 
 
 def _trajectories(path: pathlib.Path) -> Iterator[Trajectory | DataError]:

@@ -10,22 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from data_pipeline import loaders, rendering, samples, trees
-from her_jax.errors import ConfigError
-from her_jax.hf import tokenizer as hf_tokenizer
+from data_pipeline import loaders, rendering, trees
 from her_jax.models.config import ModelConfig
 from her_jax.models.qwen3 import Qwen3
-from her_jax.roleplay import chat, judging, schema
+from her_jax.roleplay import chat, schema
 from her_jax.roleplay.prompts import Variant
 from her_jax.training import step as steps
+from tests.data_pipeline.tree_rows import SCENES, completions, tokenizer_of_scenes
 
-SCENES = schema.read_trajectories(samples.SCENES)[:3]
 _QUICK_COMPILE = {"xla_backend_optimization_level": 0}
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-  return hf_tokenizer.train((f"{t.plan} {t.reply}" for s in SCENES for t in s.turns), 700)
+  return tokenizer_of_scenes()
 
 
 def _synthetic(count: int, length: int | None = None) -> list[loaders.Row]:
@@ -164,19 +162,6 @@ def test_evaluation_reads_every_row_once():
   assert firsts == [int(row["tokens"][0]) for row in rows] + [0]
 
 
-def _completions(row: loaders.Row, tokenizer) -> list[list[int]]:
-  """The branches' ids: runs of weighted targets that end in the end token."""
-  end = chat.control_id(chat.IM_END, tokenizer)
-  runs: list[list[int]] = [[]]
-  for target, weight in zip(row["targets"], row["loss_weights"], strict=True):
-    if weight:
-      runs[-1].append(int(target))
-      if target == end:
-        runs.append([])
-  assert runs.pop() == []
-  return runs
-
-
 @pytest.mark.parametrize("style", ["full", "brief"])
 def test_windows_hold_each_trained_reply_once(tokenizer, style):
   whole, _ = rendering.sft_trees(SCENES, tokenizer, 100_000, variant=Variant(style))
@@ -201,7 +186,7 @@ def test_windows_hold_each_trained_reply_once(tokenizer, style):
     if t.plan
   )
   for rows in (whole, cut):
-    found = Counter(tuple(ids) for row in rows for ids in _completions(row, tokenizer))
+    found = Counter(tuple(ids) for row in rows for ids in completions(row, tokenizer))
     assert found == expected
   assert counts.samples == sum(expected.values())
 
@@ -227,38 +212,6 @@ def test_the_counts_are_true(tokenizer):
   assert counts.supervised == sum(sum(example.mask) for example in examples)
   assert counts.tokens == sum(len(row["tokens"]) for row in rows) < counts.expanded
   assert counts.rows == len(rows) == sum(len(s.trained_characters()) for s in SCENES)
-
-
-def test_a_judge_tree_holds_both_orders(tokenizer):
-  scene = SCENES[0]
-  turn = scene.trained_turns()[1]
-  pair = schema.PreferencePair(
-    "p", scene.id, turn, "Good.", "Bad.", "cand_1", violates_2=("vivid",)
-  )
-  (row,), counts = rendering.judge_trees([pair], [scene], tokenizer, 4096, 1, seed=0)
-  assert counts.samples == 2
-  context = judging.context_ids(scene, turn, tokenizer, 1)
-  starts = [
-    context + judging.candidates_ids(*order, tokenizer)
-    for order in (("Good.", "Bad."), ("Bad.", "Good."))
-  ]
-  verdicts = []
-  for judgement, prompt in zip(_completions(row, tokenizer), starts, strict=True):
-    slot = next(
-      i
-      for i in np.flatnonzero(row["loss_weights"])
-      if [int(t) for t in row["targets"][i : i + len(judgement)]] == judgement
-    )
-    seen = [int(row["tokens"][j]) for j in range(slot + 1) if slot < row["visible_until"][j]]
-    assert seen == prompt
-    verdicts.append(judging.parse_verdict(tokenizer.decode(judgement[:-1])).winner)
-  assert verdicts == ["cand_1", "cand_2"]
-
-
-def test_judge_pairs_that_do_not_fit_are_refused_by_name(tokenizer):
-  pair = schema.PreferencePair("p", SCENES[0].id, 1, "a", "b", "tie")
-  with pytest.raises(ValueError, match="pair 'p' takes .* lower judge.history"):
-    rendering.judge_trees([pair], SCENES, tokenizer, 32, 1, seed=0)
 
 
 def test_a_tree_has_the_loss_and_gradient_of_its_expanded_rows(tokenizer):
@@ -403,65 +356,8 @@ def test_reply_trees_hold_each_trained_reply_behind_a_name_alone(tokenizer):
   turns = [(s, s.turns[i]) for s in SCENES for i in s.trained_turns()]
   assert len(rows) == len(turns)
   for row, (scene, turn) in zip(rows, turns, strict=True):
-    (ids,) = _completions(row, tokenizer)
+    (ids,) = completions(row, tokenizer)
     assert ids == chat.completion_ids(turn.plan, turn.speaker, turn.reply, tokenizer)
     prompt = tokenizer.decode(row["tokens"][: len(row["tokens"]) - len(ids)])
     assert turn.speaker in prompt and scene.scenario not in prompt
     assert not any(other.reply in prompt for other in scene.turns)
-
-
-def test_the_verdict_weight_falls_on_what_the_two_orders_say_differently(tokenizer):
-  scene = SCENES[0]
-  turn = scene.trained_turns()[1]
-
-  def row(winner, **broken):
-    pair = schema.PreferencePair("p", scene.id, turn, "Good.", "Bad.", winner, **broken)
-    rows, _ = rendering.judge_trees(
-      [pair], [scene], tokenizer, 4096, 1, seed=0, verdict_weight=9.0
-    )
-    return rows[0]
-
-  made = row("cand_1", violates_2=("vivid",))
-  heavy = tokenizer.decode(made["targets"][made["loss_weights"] == 9])
-  assert heavy.replace(" ", "") == "cand_2cand_1cand_1cand_1cand_2cand_2"
-  assert set(made["loss_weights"]) == {0, 1, 9}
-  # Both orders of a tie read the same.
-  assert set(row("tie")["loss_weights"]) == {0, 1}
-  with pytest.raises(ConfigError, match="winner is cand_2, but .* it is cand_1"):
-    row("cand_2", violates_2=("vivid",))
-
-
-def _judged(pair, scene, tokenizer, *judgements, **more):
-  return rendering.judge_trees(
-    [pair], [scene], tokenizer, 4096, 1, seed=0, judgements={pair.id: judgements}, **more
-  )
-
-
-def test_a_judge_is_taught_what_the_teacher_said_of_each_order(tokenizer):
-  scene = SCENES[0]
-  # Mixed, and decided against the one principle that is broken: no violations give this label.
-  pair = schema.PreferencePair(
-    "p", scene.id, scene.trained_turns()[1], "Good.", "Bad.", "cand_1", violates_1=("vivid",)
-  )
-
-  def said(winner, other, swapped):
-    findings = (
-      schema.Finding("vivid", other, "one image, worn"),
-      schema.Finding("own-voice", winner, "her dry manner"),
-    )
-    return schema.Judgement("j", "p", winner, findings, "", "Voice outweighs.", swapped=swapped)
-
-  first, second = said("cand_1", "cand_2", False), said("cand_2", "cand_1", True)
-  (row,), counts = _judged(pair, scene, tokenizer, first, second, verdict_weight=9.0)
-  assert counts.samples == 2
-  texts = [tokenizer.decode(ids[:-1]) for ids in _completions(row, tokenizer)]
-  assert texts == [judging.write(j, scene.language) for j in (first, second)]
-  assert [judging.parse_verdict(text).winner for text in texts] == ["cand_1", "cand_2"]
-  heavy = tokenizer.decode(row["targets"][row["loss_weights"] == 9])
-  assert heavy.replace(" ", "") == "cand_2cand_1cand_1cand_1cand_2cand_2"
-  # The order in which the teacher came to another label teaches nothing.
-  (row,), counts = _judged(pair, scene, tokenizer, first, said("cand_1", "cand_2", True))
-  assert counts.samples == 1
-  assert [tokenizer.decode(i[:-1]) for i in _completions(row, tokenizer)] == texts[:1]
-  with pytest.raises(ConfigError, match="winner is cand_1, but .*data.judgements"):
-    rendering.judge_trees([pair], [scene], tokenizer, 4096, 1, seed=0)

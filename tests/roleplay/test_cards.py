@@ -1,134 +1,30 @@
 """Cards of every spec come in whole, broken ones are named, and their scene can be played."""
 
 import base64
-import dataclasses
-import io
 import json
 import subprocess
 import sys
 
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-from PIL import Image, PngImagePlugin
+from PIL import Image
 import pytest
 
 from her_jax.roleplay import cards
 from her_jax.roleplay.cards import Card
 from her_jax.roleplay.lorebook import Lorebook, LoreEntry
 from her_jax.roleplay.schema import DataError
-
-V1 = {
-  "name": "Una",
-  "description": "{{char}} keeps the light.",
-  "personality": "dry",
-  "scenario": "A quay at night.",
-  "first_mes": '*looks up* "You are late, {{user}}."',
-  "mes_example": "<START>\n{{user}}: Hi\n{{char}}: Sit.",
-}
-DATA = {
-  **V1,
-  "creator_notes": "For stormy evenings.",
-  "system_prompt": "Write as {{char}}.",
-  "post_history_instructions": "Stay terse.",
-  "alternate_greetings": ["Again?", " "],
-  "tags": ["sea", "drama"],
-  "creator": "me",
-  "character_version": "1.2",
-  "extensions": {"studio": {"depth": [1, 2.5, None]}},
-  "character_book": {
-    "name": "Coast",
-    "scan_depth": 4,
-    "token_budget": 200,
-    "recursive_scanning": False,
-    "extensions": {},
-    "entries": [
-      {
-        "keys": ["light"],
-        "content": "It burns oil.",
-        "extensions": {"depth": 4},
-        "enabled": True,
-        "insertion_order": 10,
-        "id": 1,
-      }
-    ],
-  },
-}
-V2 = {"spec": "chara_card_v2", "spec_version": "2.0", "data": DATA}
-V3 = {
-  "spec": "chara_card_v3",
-  "spec_version": "3.0",
-  "data": {
-    **DATA,
-    "nickname": "Oon",
-    "group_only_greetings": ["All here?"],
-    "creation_date": 1700000000,
-    "assets": [{"type": "icon", "uri": "ccdefault:", "name": "main", "ext": "png"}],
-  },
-}
-UNA = Card(
-  name="Una",
-  description="{{char}} keeps the light.",
-  personality="dry",
-  scenario="A quay at night.",
-  first_message='*looks up* "You are late, {{user}}."',
-  example_messages="<START>\n{{user}}: Hi\n{{char}}: Sit.",
-  spec="v1",
-)
-UNA_2 = dataclasses.replace(
+from tests.roleplay.sample_cards import (
+  DATA,
+  SPECS,
   UNA,
-  spec="v2",
-  creator_notes="For stormy evenings.",
-  system_prompt="Write as {{char}}.",
-  post_history_instructions="Stay terse.",
-  alternate_greetings=("Again?", " "),
-  tags=("sea", "drama"),
-  creator="me",
-  character_version="1.2",
-  lorebook=Lorebook(
-    name="Coast",
-    scan_depth=4,
-    token_budget=200,
-    entries=(
-      LoreEntry(
-        ("light",),
-        "It burns oil.",
-        id=1,
-        insertion_order=10,
-        extra={"extensions": {"depth": 4}},
-      ),
-    ),
-    extra={"extensions": {}},
-  ),
-  extra={"extensions": {"studio": {"depth": [1, 2.5, None]}}},
-)
-UNA_3 = dataclasses.replace(
   UNA_2,
-  spec="v3",
-  nickname="Oon",
-  group_only_greetings=("All here?",),
-  extra={**UNA_2.extra, **{k: V3["data"][k] for k in ("creation_date", "assets")}},
+  UNA_3,
+  V1,
+  V2,
+  V3,
+  base64_of,
+  json_file,
+  png_file,
 )
-SPECS = pytest.mark.parametrize(("row", "card"), [(V1, UNA), (V2, UNA_2), (V3, UNA_3)])
-
-
-def _json(path, row) -> str:
-  path.write_text(row if isinstance(row, str) else json.dumps(row), encoding="utf-8")
-  return path
-
-
-def _base64(row) -> str:
-  return base64.b64encode(json.dumps(row, ensure_ascii=False).encode()).decode()
-
-
-def _png(path, chunks, international=False, **options):
-  info = PngImagePlugin.PngInfo()
-  for key, text in chunks.items():
-    if international:
-      info.add_itxt(key, text, zip=True)
-    else:
-      info.add_text(key, text)
-  Image.new("RGB", (8, 12), "teal").save(path, "PNG", pnginfo=info, **options)
-  return path
 
 
 def _reading_fails(path, *parts) -> None:
@@ -141,27 +37,27 @@ def _reading_fails(path, *parts) -> None:
 
 @SPECS
 def test_json_of_every_spec_is_read(tmp_path, row, card):
-  assert cards.read(_json(tmp_path / "una.json", row)) == card
+  assert cards.read(json_file(tmp_path / "una.json", row)) == card
   # The content counts, not the name of the file.
-  assert cards.read(str(_json(tmp_path / "una.png", row))) == card
+  assert cards.read(str(json_file(tmp_path / "una.png", row))) == card
 
 
 @SPECS
 @pytest.mark.parametrize("international", [False, True])
 def test_a_png_of_every_spec_is_read(tmp_path, row, card, international):
   chunk = "ccv3" if row is V3 else "chara"
-  path = _png(tmp_path / "una.json", {chunk: _base64(row)}, international)
+  path = png_file(tmp_path / "una.json", {chunk: base64_of(row)}, international)
   assert cards.read(path) == card
 
 
 def test_the_v3_chunk_is_preferred(tmp_path):
-  both = {"chara": _base64(V2), "ccv3": _base64(V3), "Comment": "painted"}
-  assert cards.read(_png(tmp_path / "a.png", both)) == UNA_3
+  both = {"chara": base64_of(V2), "ccv3": base64_of(V3), "Comment": "painted"}
+  assert cards.read(png_file(tmp_path / "a.png", both)) == UNA_3
 
 
 def test_a_png_may_hold_the_card_behind_the_picture(tmp_path):
-  picture = _png(tmp_path / "a.png", {}).read_bytes()
-  card = _png(tmp_path / "b.png", {"chara": _base64(V2)}).read_bytes()
+  picture = png_file(tmp_path / "a.png", {}).read_bytes()
+  card = png_file(tmp_path / "b.png", {"chara": base64_of(V2)}).read_bytes()
   at = card.index(b"tEXt") - 4
   chunk = card[at : at + 12 + int.from_bytes(card[at : at + 4], "big")]
   end = picture.index(b"IEND") - 4
@@ -174,17 +70,17 @@ def test_oddities_of_real_cards_are_borne(tmp_path):
   path = tmp_path / "una.json"
 
   def read(row):
-    return cards.read(_json(path, row))
+    return cards.read(json_file(path, row))
 
   assert read({"data": DATA}) == UNA_2  # Without its spec.
   assert read({"spec": None, "data": DATA}) == UNA_2
   assert read("\ufeff" + json.dumps(V2)) == UNA_2
-  assert cards.read(_png(tmp_path / "a.png", {"chara": _base64(V3)})) == UNA_3
-  assert cards.read(_png(tmp_path / "b.png", {"Chara": _base64(V1)})) == UNA
-  folded = "\n".join(_base64(V1)[i : i + 76] for i in range(0, 2000, 76)).rstrip().rstrip("=")
-  assert cards.read(_png(tmp_path / "c.png", {"chara": folded})) == UNA
+  assert cards.read(png_file(tmp_path / "a.png", {"chara": base64_of(V3)})) == UNA_3
+  assert cards.read(png_file(tmp_path / "b.png", {"Chara": base64_of(V1)})) == UNA
+  folded = "\n".join(base64_of(V1)[i : i + 76] for i in range(0, 2000, 76)).rstrip().rstrip("=")
+  assert cards.read(png_file(tmp_path / "c.png", {"chara": folded})) == UNA
   marked = base64.b64encode("\ufeff".encode() + json.dumps(V1).encode()).decode()
-  assert cards.read(_png(tmp_path / "d.png", {"chara": marked})) == UNA
+  assert cards.read(png_file(tmp_path / "d.png", {"chara": marked})) == UNA
 
   bare = dict.fromkeys(DATA) | {"name": "Una"}
   card = read({"spec": "chara_card_v2", "data": bare})
@@ -200,7 +96,7 @@ def test_oddities_of_real_cards_are_borne(tmp_path):
 
 
 def test_half_an_emoji_is_replaced(tmp_path):
-  path = _json(tmp_path / "a.json", r'{"name": "Una", "scenario": "a\ud83d b\ud83d\ude00"}')
+  path = json_file(tmp_path / "a.json", r'{"name": "Una", "scenario": "a\ud83d b\ud83d\ude00"}')
   card = cards.read(path)
   assert card.scenario == "a\ufffd b\U0001f600"
   cards.write(card, path)
@@ -209,7 +105,7 @@ def test_half_an_emoji_is_replaced(tmp_path):
 
 def test_what_stands_beside_the_data_is_kept(tmp_path):
   row = {**V2, **V1, "spec_version": "2.1", "create_date": "today", "fav": False}
-  card = cards.read(_json(tmp_path / "a.json", row))
+  card = cards.read(json_file(tmp_path / "a.json", row))
   # The copies for readers of V1 would go stale.
   assert card.outer == {"spec_version": "2.1", "create_date": "today", "fav": False}
   cards.write(card, tmp_path / "b.json")
@@ -267,7 +163,7 @@ def test_what_stands_beside_the_data_is_kept(tmp_path):
   ],
 )
 def test_broken_json_names_the_field_and_the_mend(tmp_path, row, parts):
-  _reading_fails(_json(tmp_path / "una.json", row), *parts)
+  _reading_fails(json_file(tmp_path / "una.json", row), *parts)
 
 
 def test_broken_files_are_named(tmp_path):
@@ -286,21 +182,23 @@ def test_broken_files_are_named(tmp_path):
 def test_broken_pngs_are_named(tmp_path):
   path = tmp_path / "a.png"
   _reading_fails(
-    _png(path, {"Comment": "x"}), "holds no card", "ccv3 or chara", "export it again"
+    png_file(path, {"Comment": "x"}), "holds no card", "ccv3 or chara", "export it again"
   )
-  _reading_fails(_png(path, {"chara": "{name}"}), "chara: not base64; export the card again")
-  _reading_fails(_png(path, {"ccv3": "ö" * 4}), "ccv3: not base64")
-  _reading_fails(_png(path, {"chara": "bm90IGpzb24="}), "chara: not valid JSON at line 1")
-  _reading_fails(_png(path, {"chara": "/w=="}), "chara: not UTF-8")
-  _reading_fails(_png(path, {"chara": "W10="}), "chara: expected an object, got a list")
-  _reading_fails(_png(path, {"ccv3": _base64({"data": {}})}), "ccv3: data.name: missing")
+  _reading_fails(
+    png_file(path, {"chara": "{name}"}), "chara: not base64; export the card again"
+  )
+  _reading_fails(png_file(path, {"ccv3": "ö" * 4}), "ccv3: not base64")
+  _reading_fails(png_file(path, {"chara": "bm90IGpzb24="}), "chara: not valid JSON at line 1")
+  _reading_fails(png_file(path, {"chara": "/w=="}), "chara: not UTF-8")
+  _reading_fails(png_file(path, {"chara": "W10="}), "chara: expected an object, got a list")
+  _reading_fails(png_file(path, {"ccv3": base64_of({"data": {}})}), "ccv3: data.name: missing")
   # A broken chunk is never passed over in silence.
-  _reading_fails(_png(path, {"ccv3": "!", "chara": _base64(V2)}), "ccv3: not base64")
+  _reading_fails(png_file(path, {"ccv3": "!", "chara": base64_of(V2)}), "ccv3: not base64")
   frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
   animated = {"save_all": True, "append_images": frames}
-  _png(path, {"chara": _base64(V2)}, **animated)
+  png_file(path, {"chara": base64_of(V2)}, **animated)
   _reading_fails(path, "animated PNG; save the card as a still PNG")
-  whole = _png(path, {"chara": _base64(V2)}).read_bytes()
+  whole = png_file(path, {"chara": base64_of(V2)}).read_bytes()
   for size in (8, 20, 60, len(whole) // 2, len(whole) - 1):
     path.write_bytes(whole[:size])
     _reading_fails(path, "the PNG is cut short; fetch it again")
@@ -318,148 +216,3 @@ def test_importing_the_module_is_light():
     [sys.executable, "-c", code], capture_output=True, text=True, check=True
   )
   assert done.stdout.strip() == "[]"
-
-
-_NAMES = st.text(min_size=1, max_size=8).filter(str.strip)
-_TEXTS = st.text(max_size=12)
-_LISTS = st.lists(_TEXTS, max_size=3).map(tuple)
-_NUMBERS = st.none() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-_LABELS = st.none() | st.integers() | st.text(min_size=1, max_size=5)
-_JSON = st.recursive(
-  st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _TEXTS,
-  lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
-  max_leaves=6,
-)
-_TAKEN = {"spec", "spec_version", "data", "character_book", "first_mes", "mes_example"}
-for _known in (Card, Lorebook, LoreEntry):
-  _TAKEN |= {field.name for field in dataclasses.fields(_known)}
-_EXTRA = st.dictionaries(
-  (_TEXTS | st.sampled_from(["extensions", "key", "order", "disable"])).filter(
-    lambda key: key not in _TAKEN
-  ),
-  _JSON,
-  max_size=3,
-)
-_ENTRIES = st.builds(
-  LoreEntry,
-  keys=_LISTS,
-  content=_TEXTS,
-  name=_TEXTS,
-  comment=_TEXTS,
-  id=_LABELS,
-  secondary_keys=_LISTS,
-  selective=st.booleans(),
-  constant=st.booleans(),
-  enabled=st.booleans(),
-  case_sensitive=st.none() | st.booleans(),
-  use_regex=st.booleans(),
-  insertion_order=_NUMBERS.filter(lambda n: n is not None),
-  priority=_NUMBERS,
-  position=_LABELS,
-  extra=_EXTRA,
-)
-_BOOKS = st.builds(
-  Lorebook,
-  name=_TEXTS,
-  description=_TEXTS,
-  scan_depth=_NUMBERS,
-  token_budget=_NUMBERS,
-  recursive_scanning=st.booleans(),
-  entries=st.lists(_ENTRIES, max_size=2).map(tuple),
-  extra=_EXTRA,
-)
-_CARDS = st.fixed_dictionaries(
-  {
-    "name": _NAMES,
-    "spec": st.sampled_from(["v1", "v2", "v3"]),
-    "lorebook": st.none() | _BOOKS,
-    "extra": _EXTRA,
-    "outer": _EXTRA,
-    **dict.fromkeys(("alternate_greetings", "group_only_greetings", "tags"), _LISTS),
-  },
-  optional={
-    f.name: _TEXTS
-    for f in dataclasses.fields(Card)
-    if f.type is str and f.name not in ("name", "spec")
-  },
-).map(lambda row: Card(**{**row, "outer": {} if row["spec"] == "v1" else row["outer"]}))
-
-
-@settings(deadline=None, max_examples=60)
-@given(card=_CARDS)
-@example(card=UNA_3)
-def test_a_card_survives_writing_and_reading(tmp_path_factory, card):
-  path = tmp_path_factory.getbasetemp() / "written.json"
-  cards.write(card, path)
-  assert cards.read(path) == card
-
-
-def test_what_is_written_is_the_spec(tmp_path):
-  path = tmp_path / "a.json"
-  for row, card in ((V1, UNA), (V2, UNA_2), (V3, UNA_3)):
-    cards.write(card, path)
-    written = json.loads(path.read_text(encoding="utf-8"))
-    assert set(written) == set(row)
-    assert set(written.get("data", {})) == set(row.get("data", {}))
-  cards.write(Card("船长"), path)
-  assert "船长" in path.read_text(encoding="utf-8")
-  # A known field wins over one of its name in `extra`.
-  cards.write(Card("Una", extra={"name": "Joost"}), path)
-  assert cards.read(path).name == "Una"
-
-
-def test_what_cannot_be_written_is_named(tmp_path):
-  path = tmp_path / "a.json"
-  with pytest.raises(DataError, match=r"a\.json: spec: 'v9' is not one of v1, v2, v3"):
-    cards.write(Card("Una", spec="v9"), path)
-  for value in ({1, 2}, "\ud83d"):
-    with pytest.raises(DataError, match=r"a\.json: the card does not fit into JSON"):
-      cards.write(Card("Una", extra={"x": value}), path)
-  assert not path.exists()
-
-
-_PIECES = st.sampled_from(
-  [b"{", b"}", b"[", b"]", b'"', b":", b",", b"null", b"1e999", b"NaN", b'"name"', b'"data"']
-  + [b'"spec"', b'"chara_card_v3"', b'"entries"', b'"character_book"', b'"keys"', b'"Una"']
-  + [b"\xef\xbb\xbf", b"\xff", b'"\\ud800"', b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82", b"true"]
-)
-
-
-@given(data=st.binary(max_size=60) | st.lists(_PIECES, max_size=14).map(b"".join))
-def test_any_bytes_are_a_card_or_an_error(tmp_path_factory, data):
-  _card_or_error(tmp_path_factory, data)
-
-
-@settings(deadline=None, max_examples=80)
-@given(row=_JSON | _EXTRA, key=st.sampled_from(sorted(_TAKEN | {"extensions"})), value=_JSON)
-def test_any_json_is_a_card_or_an_error(tmp_path_factory, row, key, value):
-  _card_or_error(tmp_path_factory, json.dumps(row).encode())
-  flat = {"name": "Una", key: value}
-  book = {"name": "Una", "character_book": {key: value, "entries": [{key: value}]}}
-  for data in (flat, {"data": flat}, {"data": book}):
-    _card_or_error(tmp_path_factory, json.dumps(data).encode())
-
-
-_WHOLE = io.BytesIO()
-_png(_WHOLE, {"chara": _base64({"name": "Una"})})
-
-
-@given(
-  at=st.integers(8, len(_WHOLE.getvalue()) - 1),
-  new=st.binary(max_size=6),
-  gone=st.integers(0, 6),
-)
-def test_a_damaged_png_is_a_card_or_an_error(tmp_path_factory, at, new, gone):
-  whole = _WHOLE.getvalue()
-  _card_or_error(tmp_path_factory, whole[:at] + new + whole[at + gone :])
-
-
-def _card_or_error(tmp_path_factory, data: bytes) -> None:
-  path = tmp_path_factory.getbasetemp() / "any"
-  path.write_bytes(data)
-  try:
-    card = cards.read(path)
-  except DataError as error:
-    assert str(error).startswith(f"{path}: ")
-  else:
-    assert card.name.strip()

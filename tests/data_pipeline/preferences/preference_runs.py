@@ -9,10 +9,11 @@ import sys
 from typing import Any
 
 from data_pipeline import samples
+from data_pipeline.asking.runner import Runner
 from data_pipeline.preferences import candidates, labels
-from data_pipeline.preferences.asking import Asker
 from data_pipeline.preferences.inputs import Refused, Scenes
 from her_jax.llm.client import Client
+from her_jax.llm.guarded import Guarded
 from her_jax.llm.scripted import Scripted
 from her_jax.roleplay import principles, schema
 from tests.data_pipeline.preferences import scripted
@@ -26,8 +27,8 @@ FEW = tuple(
 )
 
 
-def asker(function: Callable = scripted.reply, **arguments: Any) -> Asker:
-  return Asker(Client(Scripted("scripted", function)), **arguments)
+def runner(function: Callable = scripted.reply) -> Runner:
+  return Runner(Guarded(Client(Scripted("scripted", function))))
 
 
 def scene_file(folder: pathlib.Path, scenes=FEW) -> str:
@@ -40,7 +41,7 @@ def make_candidates(folder: pathlib.Path, scenes=FEW, function=scripted.reply, *
   """Path and report of a file of candidates."""
   out = str(folder / "candidates.jsonl")
   report = candidates.run(
-    [scene_file(folder, scenes)], out, asker(function), candidates.Settings(**settings),
+    [scene_file(folder, scenes)], out, runner(function), candidates.Settings(**settings),
     "scripted", Refused(),
   )  # fmt: skip
   return out, report
@@ -52,7 +53,7 @@ def make_labels(folder: pathlib.Path, path: str, function=scripted.reply, **sett
   settings = {"library": principles.library(), **settings}
   report = labels.run(
     path, Scenes([str(pathlib.Path(path).with_name("scenes.jsonl"))], Refused()), out,
-    asker(function), labels.Settings(**settings), "scripted", Refused(),
+    runner(function), labels.Settings(**settings), "scripted", Refused(),
   )  # fmt: skip
   return out, report
 

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from data_pipeline.asking.question import Rejected
 from data_pipeline.preferences import candidates
-from data_pipeline.preferences.asking import Unusable
 from data_pipeline.preferences.inputs import Refused, Scenes, placed_rows
 from her_jax.errors import ConfigError
 from her_jax.hf import tokenizer as hf_tokenizer
@@ -18,10 +18,10 @@ from her_jax.roleplay.schema import DataError
 from tests.data_pipeline.preferences import scripted
 from tests.data_pipeline.preferences.preference_runs import (
   FEW,
-  asker,
   call,
   make_candidates,
   rows,
+  runner,
   scene_file,
 )
 
@@ -110,7 +110,7 @@ def test_what_can_be_mended_is_and_is_said(text, reply, repairs):
   "text", ["", "  \n", PLAN, "<role_thinking>Only this.</role_thinking>"]
 )
 def test_a_reply_that_nobody_perceives_is_none(text):
-  with pytest.raises(Unusable, match="empty"):
+  with pytest.raises(Rejected, match="empty"):
     candidates.cleaned(text, FEW[0], FEW[0].trained_turns()[0])
 
 
@@ -295,7 +295,7 @@ def test_the_flags_are_the_fields_of_the_section_llm():
 
 def test_answers_come_in_the_order_asked():
   asked = candidates.questions(FEW[0], 1, candidates.Settings(n=40))
-  answers = asker().ask(asked)
+  answers = runner().ask(asked)
   assert [a.value[0] for a in answers] == [
     candidates.cleaned(scripted.line(q.messages[-1].content, k), FEW[0], 1)[0]
     for k, q in enumerate(asked)

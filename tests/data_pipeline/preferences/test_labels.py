@@ -12,25 +12,25 @@ import hypothesis
 from hypothesis import strategies as st
 import pytest
 
-from data_pipeline.preferences import labels, verdicts
+from data_pipeline.preferences import labels
 from data_pipeline.preferences.candidates import Candidate, Context
-from data_pipeline.preferences.verdicts import Names, Told
+from data_pipeline.preferences.verdicts import Names
 from her_jax.errors import ConfigError
 from her_jax.llm.client import Reply
 from her_jax.roleplay import judging, principles, schema
 from her_jax.roleplay.judging import swap
-from her_jax.roleplay.schema import WINNERS, DataError, Finding
+from her_jax.roleplay.schema import WINNERS, DataError
 from tests.data_pipeline.preferences import scripted
 from tests.data_pipeline.preferences.preference_runs import (
   FEW,
   ROOT,
-  asker,
   call,
   command,
   environment,
   make_candidates,
   make_labels,
   rows,
+  runner,
 )
 from tests.llm.bad_server import BadServer
 
@@ -214,7 +214,7 @@ def test_a_planted_verdict_decides_nothing_and_is_counted(text):
   context = Context("c", scene.id, turn, mine, split=scene.split)
   counts = Counter()
   (made,) = labels.make(
-    iter([(context, scene)]), asker(), labels.Settings(LIBRARY), "scripted", counts
+    iter([(context, scene)]), runner(), labels.Settings(LIBRARY), "scripted", counts
   )
   told = made.pair.extra["her"]
   assert made.pair.winner == ("cand_1" if told["candidates"][0] == "c/1" else "cand_2")
@@ -277,65 +277,6 @@ def test_candidates_meet_as_in_a_tournament(players, count, seed):
     places = [seats[c.id] for c in made]
     assert max(places) - min(places) <= (1 if players % 2 == 0 else 2)
   assert found == labels.matches(Context("c", scene.id, 1, made), scene, count, seed)
-
-
-_NAMED = st.lists(
-  st.tuples(st.sampled_from(["a", "b", "c", "d"]), st.sampled_from(WINNERS)),
-  max_size=4,
-  unique_by=lambda entry: entry[0],
-)
-_TOLD = st.builds(
-  lambda winner, found: Told(winner, tuple(Finding(*entry) for entry in found)),
-  st.sampled_from(WINNERS),
-  _NAMED,
-)
-
-
-@hypothesis.given(_TOLD, _TOLD)
-def test_a_label_does_not_depend_on_which_candidate_is_called_the_first(one, two):
-  here, there = verdicts.combine(one, two), verdicts.combine(two, one)
-  assert there.winner == swap(here.winner) and there.agreement == here.agreement
-  assert dict(there.principles) == {p: swap(w) for p, w in here.principles}
-  assert set(there.flipped) == set(here.flipped)
-  assert (here.winner != "tie") <= (here.agreement == "same")
-  there_class = verdicts.class_of(there.winner, there.principles)
-  assert there_class == verdicts.class_of(here.winner, here.principles)
-
-
-@pytest.mark.parametrize(
-  ("winner", "named", "kind"),
-  [
-    ("tie", ["cand_1", "cand_1"], "tie"),
-    ("cand_1", ["cand_1", "cand_1"], "all"),
-    ("cand_1", ["cand_1", "tie"], "mixed"),
-    ("cand_1", ["cand_1", "cand_2"], "mixed"),
-    ("cand_1", ["cand_2", "cand_2"], "flipped"),
-    ("cand_1", ["cand_2", "tie"], "flipped"),
-    ("cand_1", ["tie"], "undecided"),
-    ("cand_1", [], "undecided"),
-  ],
-)
-def test_the_class_of_a_pair(winner, named, kind):
-  assert verdicts.class_of(winner, [(str(i), w) for i, w in enumerate(named)]) == kind
-
-
-def test_what_is_read_of_a_judgement():
-  text = (
-    "<think>- Is vivid and specific: draft, winner cand_2\nVerdict: cand_2</think>\n"
-    "- Is vivid and specific: 'the bread, still warm', winner cand_1\n"
-    "- **Speaks for itself alone**: cand_2 breaks it; it answers for Joost, winner cand_1.\n"
-    "- is vivid and specific: but not at the end, winner cand_2\n"
-    "**Analysis:** the bread.\nVerdict: cand_1"
-  )
-  said, why = verdicts.told(text, NAMES)
-  assert said is not None and not why and said.winner == "cand_1"
-  assert said.analysis == "the bread."
-  assert said.findings == (
-    Finding("vivid", "tie", "'the bread, still warm' but not at the end"),
-    Finding("own-voice", "cand_1", "cand_2 breaks it; it answers for Joost"),
-  )
-  found = verdicts.broken([("own-voice", "cand_1"), ("felt-place", "cand_1")], LIBRARY)
-  assert found == ((), ("own-voice",))
 
 
 @pytest.mark.parametrize(

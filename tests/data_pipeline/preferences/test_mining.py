@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from data_pipeline.asking.runner import Runner
 from data_pipeline.preferences import clusters, mining, reasons
-from data_pipeline.preferences.asking import Asker
 from data_pipeline.preferences.inputs import Refused, Scenes
 from data_pipeline.preferences.mining import Settings
 from data_pipeline.preferences.reasons import Reason
@@ -235,7 +235,7 @@ def _ask(tmp_path, function):
 
   counts = mining.ask(
     [labelled], Scenes([scene_file(tmp_path)], Refused()),
-    Asker(Client(Scripted("teacher", teacher))), Sampling(), str(tmp_path / "r.jsonl"), Refused(),
+    Runner(Client(Scripted("teacher", teacher))), Sampling(), str(tmp_path / "r.jsonl"), Refused(),
   )  # fmt: skip
   return schema.read_pairs(labelled), counts, asked
 

@@ -2,9 +2,11 @@
 
 import pytest
 
+from data_pipeline.asking import question as asking
+from data_pipeline.asking.question import Rejected
 from data_pipeline.synthesis import ask, recovery
-from data_pipeline.synthesis.ask import Question, Rejected
 from her_jax.llm.client import Failure, Message, Reply, Sampling
+from tests.data_pipeline.asking.driven import drive
 
 _MESSAGES = ask.conversation("Be brief.", "How are you?")
 
@@ -18,18 +20,10 @@ def _number(text, reasoning):
 
 def _run(*replies, tries=2, max_tokens=1000, check=_number, last=None):
   """The answer, and the requests that were made."""
-  question = Question(
+  question = ask.question(
     "unit/s/1", "unit", "en", _MESSAGES, Sampling(max_tokens=max_tokens), check, last
   )
-  job, given, asked = ask.ask(question, tries), iter(replies), []
-  try:
-    request = next(job)
-    while True:
-      asked.append(request)
-      request = job.send(next(given))
-  except StopIteration as end:
-    assert next(given, None) is None, "not all replies were asked for"
-    return end.value, asked
+  return drive(asking.ask(question, tries), replies)
 
 
 def test_a_good_answer_is_taken_at_once():

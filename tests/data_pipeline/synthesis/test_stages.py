@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from data_pipeline.asking.question import Rejected
 from data_pipeline.synthesis import prepare, prompts, setting
-from data_pipeline.synthesis.ask import Rejected
 from data_pipeline.synthesis.role_thinking import RoleThinking, varied
 from data_pipeline.synthesis.role_thinking import Settings as ThinkingSettings
 from data_pipeline.synthesis.setting import SettingCompletion

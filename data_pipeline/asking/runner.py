@@ -1,21 +1,31 @@
-"""Runs many jobs of `ask` over one client: requests as they are wanted, follow-ups at once."""
+"""Runs many jobs of `question.ask` over one client: requests as wanted, follow-ups at once."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-from data_pipeline.synthesis.ask import Job
+from data_pipeline.asking.question import Answer, Job, Question, ask
 from her_jax.llm.client import Failure, Reply, Request
-from her_jax.llm.guarded import Completes, Guarded
+from her_jax.llm.guarded import Completes
 
 _K = TypeVar("_K")
+_T = TypeVar("_T")
 
 
 class Runner:
-  """Runs jobs; see `Guarded` for when it gives up."""
+  """Runs jobs; with a `Guarded` client it ends where no call can succeed any more."""
 
-  def __init__(self, client: Completes, give_up_after: int):
-    self._client = Guarded(client, give_up_after)
+  def __init__(self, client: Completes):
+    self._client = client
+
+  def ask(self, questions: Sequence[Question[_T]], tries: int = 2) -> list[Answer[_T]]:
+    """One answer a question, in their order.
+
+    Raises:
+      Stopped: no call can succeed any more.
+    """
+    found = dict(self.run((i, ask(question, tries)) for i, question in enumerate(questions)))
+    return [found[i] for i in range(len(questions))]
 
   def run(self, jobs: Iterator[tuple[_K, Job[Any]]]) -> Iterator[tuple[_K, Any]]:
     """What each job returned, in the order in which they end.
