@@ -61,7 +61,12 @@ def _assert_same_steps(one: pathlib.Path, two: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-  "hosts, devices", [(2, 1), (2, 2), pytest.param(4, 1, marks=pytest.mark.slow)]
+  "hosts, devices",
+  [
+    pytest.param(2, 1, marks=pytest.mark.slow),
+    pytest.param(4, 1, marks=pytest.mark.slow),
+    pytest.param(2, 2, marks=pytest.mark.exhaustive),
+  ],
 )
 def test_the_loss_is_that_of_one_process(settings, unbroken, tmp_path, hosts, devices):
   """And so is the number of targets: each row of the global batch is fed by one host."""
@@ -102,13 +107,13 @@ def _lose(workdir: pathlib.Path, settings, stop: Stop, at: int) -> int:
 @pytest.mark.parametrize(
   "stop, at",
   [
-    (Stop(signal.SIGKILL, 5), 0),
-    (Stop(signal.SIGKILL, 5), 1),
-    # Within a save: see `test_killed`.
-    (Stop(signal.SIGKILL, 2, event=("open", "/train/_METADATA")), 0),
+    pytest.param(Stop(signal.SIGKILL, 5), 0, marks=pytest.mark.slow),
+    pytest.param(Stop(signal.SIGKILL, 5), 1, marks=pytest.mark.slow),
     *(
-      pytest.param(*case, marks=pytest.mark.slow)
+      pytest.param(*case, marks=pytest.mark.exhaustive)
       for case in (
+        # Within a save: see `test_killed`.
+        (Stop(signal.SIGKILL, 2, event=("open", "/train/_METADATA")), 0),
         (Stop(signal.SIGKILL, 3, event=("open", "/array_metadatas/process_1")), 1),
         (Stop(signal.SIGKILL, 2, event=("os.rename", ".orbax-checkpoint-tmp")), 0),
         (Stop(signal.SIGKILL, 5, guard=True), 1),
@@ -131,13 +136,14 @@ def test_a_lost_process_ends_the_run_which_goes_on(settings, unbroken, tmp_path,
   short_runs.assert_equal(unbroken(2), tmp_path / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_error_in_one_process_ends_the_others(settings, tmp_path):
   """It tells its own error, and does not wait for them."""
   assert _lose(tmp_path / "run", settings, Stop(0, 5), 1) >= 2
   assert "RuntimeError: made to fail" in short_runs.log(tmp_path / "run", 1)
 
 
+@pytest.mark.slow
 def test_two_save_together_and_any_number_goes_on(settings, unbroken, tmp_path):
   """SIGTERM to one of them: both save the same step and exit alike."""
   settings = settings | {"checkpoint.every": 0}
@@ -157,7 +163,7 @@ def test_two_save_together_and_any_number_goes_on(settings, unbroken, tmp_path):
   _assert_same_steps(unbroken(1), tmp_path / "one")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("before, after", [(2, 4), (1, 2), (4, 1)])
 def test_another_number_of_processes_goes_on(settings, unbroken, tmp_path, before, after):
   workdir = tmp_path / "run"

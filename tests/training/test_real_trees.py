@@ -28,8 +28,7 @@ def scenes(real_data, tmp_path_factory):
   return synthesis_runs.read(folder)
 
 
-@pytest.fixture(scope="module")
-def forms(scenes, qwen3_folder):
+def _forms(scenes, qwen3_folder):
   """Rows of both forms, with small ids in the place of Qwen3's, and the vocabulary's size."""
   tokenizer = hf_tokenizer.load(qwen3_folder)
   as_trees, _ = rendering.sft_trees(scenes, tokenizer, 1 << 20)
@@ -37,9 +36,9 @@ def forms(scenes, qwen3_folder):
   return as_trees, single, compact(as_trees, single)
 
 
-def test_trees_take_less_than_half_the_tokens(scenes, forms):
+def test_trees_take_less_than_half_the_tokens(scenes, qwen3_folder):
   assert len(scenes) == 43
-  as_trees, single, _ = forms
+  as_trees, single, _ = _forms(scenes, qwen3_folder)
   assert len(single) == sum(len(scene.trained_turns()) for scene in scenes)
   tokens = [sum(len(row["tokens"]) for row in form) for form in (as_trees, single)]
   targets = [
@@ -50,9 +49,12 @@ def test_trees_take_less_than_half_the_tokens(scenes, forms):
   assert tokens[1] > 2 * tokens[0]
 
 
-@pytest.mark.slow
-def test_trees_have_the_loss_and_gradients_of_single_replies(forms):
-  as_trees, single, vocab = forms
+@pytest.mark.parametrize(
+  "one_in",
+  [pytest.param(6, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.exhaustive)],
+)
+def test_trees_have_the_loss_and_gradients_of_single_replies(scenes, qwen3_folder, one_in):
+  as_trees, single, vocab = _forms(scenes[::one_in], qwen3_folder)
   config = ModelConfig(
     vocab_size=vocab, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=1,
     num_kv_heads=1, head_dim=8, tie_embeddings=True, max_position_embeddings=8192,

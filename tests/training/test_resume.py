@@ -19,11 +19,10 @@ def settings(tmp_path_factory):
   [
     (0, True, 1),
     pytest.param(2, True, 4, marks=pytest.mark.slow),
-    pytest.param(1, False, 4, marks=pytest.mark.slow),
     *(
       pytest.param(workers, packing, micro, marks=pytest.mark.exhaustive)
       for workers in (0, 1, 2) for packing in (True, False) for micro in (1, 4)
-      if (workers, packing, micro) not in ((0, True, 1), (2, True, 4), (1, False, 4))
+      if (workers, packing, micro) not in ((0, True, 1), (2, True, 4))
     ),
   ],
 )  # fmt: skip
@@ -74,7 +73,7 @@ def test_adapters_go_on_from_the_very_base_they_had(settings, base, tmp_path):
   assert "config.lora.rank was 4 and is 8" in short_runs.log(two)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_judge_goes_on_too(settings, tmp_path):
   """It learns from all the package's pairs, and is measured on few of them at the end."""
   settings = settings | {
