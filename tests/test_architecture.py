@@ -17,7 +17,9 @@ FLOORS = (
   ("her_jax.command_line", "her_jax.main"),
 )
 # Tools of one file that belong to no floor: they import none of the rooms.
-TOOLS = ("her_jax.distributed", "her_jax.peers", "her_jax.errors", "her_jax.cpu_backend")
+TOOLS = (
+  "her_jax.distributed", "her_jax.peers", "her_jax.errors", "her_jax.locks", "her_jax.cpu_backend",
+)  # fmt: skip
 HEAVY = {"jax", "jaxlib", "flax", "optax", "orbax", "grain", "tensorflow", "torch"}
 
 

@@ -6,13 +6,13 @@ ended. A call that began and never ended is in doubt: the endpoint may have been
 
 from collections.abc import Iterator
 import dataclasses
-import fcntl
 import json
 import os
 import pathlib
 import threading
 from typing import Any
 
+from her_jax import locks
 from her_jax.errors import ConfigError
 from her_jax.llm.messages import Failure, Reply, Request, Usage
 
@@ -42,7 +42,7 @@ class Journal:
     self.path.parent.mkdir(parents=True, exist_ok=True)
     self._file = self.path.open("a+b", buffering=0)
     try:
-      fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      locks.take(self._file)
     except BlockingIOError:
       self._file.close()
       raise ConfigError(

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 import contextlib
-import fcntl
 import json
 import os
 import pathlib
 
 import jax
 
+from her_jax import locks
 from her_jax.errors import ConfigError
 from her_jax.hf.export import INCOMPLETE
 
@@ -73,7 +73,7 @@ def alone_in(folder: str) -> Iterator[None]:
   descriptor = os.open(folder, os.O_RDONLY)
   try:
     try:
-      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      locks.take(descriptor)
     except BlockingIOError:
       raise ConfigError(
         f"{folder}: another run is writing into this folder; wait for its end, or choose another"

@@ -237,3 +237,12 @@ def test_a_record_of_odd_make_is_named(tmp_path):
       Journal(path)
     with pytest.raises(ConfigError, match=rf"{i}\.jsonl:1: damaged"):
       list(journal_replies(path))
+
+
+def test_a_lock_that_is_just_let_go_is_waited_for(tmp_path):
+  """As that of a process killed a moment ago, which the system still clears away."""
+  first = Journal(tmp_path / "calls.jsonl")
+  timer = threading.Timer(0.4, first.close)
+  timer.start()
+  with Journal(tmp_path / "calls.jsonl"):
+    timer.join()
