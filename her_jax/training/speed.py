@@ -8,7 +8,7 @@ import numpy as np
 
 from her_jax.models.config import ModelConfig
 
-# Peak of dense bfloat16 products, FLOP/s a chip, by the name that JAX gives the device.
+# Peak of dense bfloat16 products, FLOP/s a chip, as its vendor states it, by JAX's name for it.
 PEAK = {
   "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12,
   "TPU v5p": 459e12, "TPU v6 lite": 918e12, "TPU v6e": 918e12,
