@@ -21,7 +21,6 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from data_pipeline import samples
-from her_jax import main
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.models import config as models
 from her_jax.training import checkpoint, metrics
@@ -170,6 +169,9 @@ def _run(
   host: int = 0,
   arguments: Sequence[str] = (),
 ) -> None:
+  # Here alone: every program defines a flag `config`, and the tests import others too.
+  from her_jax import main
+
   os.environ.pop("XLA_FLAGS", None)  # The config says how many devices there are.
   settings = dict(settings)
   task = settings.pop("task", "sft")
