@@ -5,6 +5,7 @@ Without norms of queries and keys it is Llama (arXiv:2302.13971).
 
 from collections.abc import Callable
 import functools
+from typing import Protocol, Self, TypeVar
 
 from flax import nnx, struct
 import jax
@@ -27,6 +28,33 @@ _SAVED = {
 }
 
 
+class Cache(Protocol):
+  """What a model reads new tokens into, and attends through: one for all layers."""
+
+  def begin(self, visible_until: jax.Array, slots: jax.Array | None) -> Self:
+    """The cache before the first layer; arguments as in `Qwen3.__call__`."""
+
+  def attend(
+    self, layer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array | None
+  ) -> tuple[jax.Array, Self]:
+    """Writes k and v of one layer, and attends to all that it holds of it.
+
+    Args:
+      layer: int32 scalar.
+      q: [batch, length, heads, head_dim]; k and v: [batch, length, kv_heads, head_dim].
+      slots: as in `Qwen3.__call__`.
+
+    Returns:
+      [batch, length, heads, head_dim] and the cache.
+    """
+
+  def end(self, length: int, slots: jax.Array | None) -> Self:
+    """The cache after the last layer."""
+
+
+C = TypeVar("C", bound=Cache)
+
+
 class KVCache(struct.PyTreeNode):
   """Keys and values of everything a batch has read so far.
 
@@ -45,10 +73,22 @@ class KVCache(struct.PyTreeNode):
   visible_until: jax.Array
   index: jax.Array
 
-  def write(
-    self, layer: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array | None
-  ) -> "KVCache":
-    """Sets one layer's k and v, both [batch, length, kv_heads, head_dim], at `slots`."""
+  def begin(self, visible_until: jax.Array, slots: jax.Array | None) -> "KVCache":
+    """Notes who may see the new tokens."""
+    length, room = visible_until.shape[1], self.visible_until.shape[1]
+    if length > room:
+      raise ValueError(f"{length} tokens do not fit a cache of {room} slots.")
+    if slots is None:
+      at = (0, self.index)
+      seen = jax.lax.dynamic_update_slice(self.visible_until, visible_until, at)
+    else:
+      seen = self.visible_until.at[:, slots].set(visible_until)
+    return self.replace(visible_until=seen)
+
+  def attend(
+    self, layer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array | None
+  ) -> tuple[jax.Array, "KVCache"]:
+    """As `Cache.attend`."""
 
     def put(whole: jax.Array, new: jax.Array) -> jax.Array:
       if slots is None:
@@ -56,7 +96,14 @@ class KVCache(struct.PyTreeNode):
         return jax.lax.dynamic_update_slice(whole, new.swapaxes(1, 2)[None], at)
       return whole.at[layer, :, :, slots].set(new.swapaxes(0, 1))
 
-    return self.replace(keys=put(self.keys, k), values=put(self.values, v))
+    cache = self.replace(keys=put(self.keys, k), values=put(self.values, v))
+    k, v = cache.keys[layer].swapaxes(1, 2), cache.values[layer].swapaxes(1, 2)
+    index = self.index + jnp.arange(q.shape[1]) if slots is None else slots
+    return dispatch.attend(None, q, k, v, index, self.visible_until), cache
+
+  def end(self, length: int, slots: jax.Array | None) -> "KVCache":
+    """Moves the index on, where it was written at."""
+    return self.replace(index=self.index + length) if slots is None else self
 
 
 def init_cache(config: ModelConfig, batch: int, slots: int) -> KVCache:
@@ -168,11 +215,11 @@ class Attention(nnx.Module):
     x: jax.Array,
     rope: tuple[jax.Array, jax.Array],
     visible_until: jax.Array,
-    cache: KVCache | None,
+    cache: C | None,
     slots: jax.Array | None,
     layer: jax.Array,
     plan: dispatch.Plan | None = None,
-  ) -> tuple[jax.Array, KVCache | None]:
+  ) -> tuple[jax.Array, C | None]:
     """Attends, through the cache where there is one.
 
     Args:
@@ -195,11 +242,10 @@ class Attention(nnx.Module):
     # A kernel gathers keys and values itself, and so sums their gradients where they live.
     kv_axes = ("batch", "slots" if plan is None else "length", "kv_heads", "head_dim")
     k, v = constrain(k, *kv_axes), constrain(v, *kv_axes)
-    if cache is not None:
-      cache = cache.write(layer, k, v, slots)
-      k, v = cache.keys[layer].swapaxes(1, 2), cache.values[layer].swapaxes(1, 2)
-      slots = cache.index + jnp.arange(x.shape[1]) if slots is None else slots
-    mixed = dispatch.attend(plan, q, k, v, slots, visible_until)
+    if cache is None:
+      mixed = dispatch.attend(plan, q, k, v, None, visible_until)
+    else:
+      mixed, cache = cache.attend(layer, q, k, v, slots)
     return self.o(constrain(mixed, "batch", "length", "heads", "head_dim")), cache
 
 
@@ -235,11 +281,11 @@ class Layer(nnx.Module):
     x: jax.Array,
     rope: tuple[jax.Array, jax.Array],
     visible_until: jax.Array,
-    cache: KVCache | None,
+    cache: C | None,
     slots: jax.Array | None,
     layer: jax.Array,
     plan: dispatch.Plan | None = None,
-  ) -> tuple[jax.Array, KVCache | None]:
+  ) -> tuple[jax.Array, C | None]:
     """As `Attention.__call__`, with the residual added."""
     mixed, cache = self.attention(
       self.attention_norm(x), rope, visible_until, cache, slots, layer, plan
@@ -282,9 +328,9 @@ class Qwen3(nnx.Module):
     tokens: jax.Array,
     positions: jax.Array,
     visible_until: jax.Array,
-    cache: KVCache | None = None,
+    cache: C | None = None,
     slots: jax.Array | None = None,
-  ) -> tuple[jax.Array, KVCache | None]:
+  ) -> tuple[jax.Array, C | None]:
     """Reads tokens, after those in the cache where one is given.
 
     Args:
@@ -304,18 +350,8 @@ class Qwen3(nnx.Module):
     Raises:
       ValueError: More tokens than the cache has slots.
     """
-    length = tokens.shape[1]
     if cache is not None:
-      room = cache.visible_until.shape[1]
-      if length > room:
-        raise ValueError(f"{length} tokens do not fit a cache of {room} slots.")
-      if slots is None:
-        visible_until = jax.lax.dynamic_update_slice(
-          cache.visible_until, visible_until, (0, cache.index)
-        )
-      else:
-        visible_until = cache.visible_until.at[:, slots].set(visible_until)
-      cache = cache.replace(visible_until=visible_until)
+      cache = cache.begin(visible_until, slots)
 
     config = self.config
     rope = rope_angles(positions, config.head_dim, config.rope_theta, config.rope_scaling)
@@ -323,8 +359,9 @@ class Qwen3(nnx.Module):
     # Before the loop, while each device has its shard alone: gathered in float32 the weights
     # would move twice the bytes.
     stacked = jax.tree.map(lambda x: x.astype(config.dtype), stacked)
-    kind = config.attention if cache is None else "reference"
-    plan = dispatch.prepare(kind, visible_until, config.head_dim, config.dtype)
+    plan = None
+    if cache is None:
+      plan = dispatch.prepare(config.attention, visible_until, config.head_dim, config.dtype)
 
     # The cache is carried and updated in place: as xs and ys of the scan it would be held
     # twice, 47 GiB more for 32 rows of 8192 slots of Qwen3-32B on four chips.
@@ -350,8 +387,8 @@ class Qwen3(nnx.Module):
     (x, cache), _ = jax.lax.scan(
       body, (x, cache), (stacked, jnp.arange(self.config.num_layers))
     )
-    if cache is not None and slots is None:
-      cache = cache.replace(index=cache.index + length)
+    if cache is not None:
+      cache = cache.end(tokens.shape[1], slots)
     return self.final_norm(x), cache
 
   def head(self) -> jax.Array:
