@@ -27,7 +27,8 @@ _RATE, _B1, _B2, _DECAY = 1e-4, 0.9, 0.95, 0.1
 _TOKENS = np.random.default_rng(0).integers(0, _VOCAB, (_ROWS, _LENGTH), np.int32)
 
 
-def _save_weights(folder: str) -> None:
+def save_weights(folder: str) -> None:
+  """Writes a random model of the shape as a Hugging Face folder."""
   import torch
   import transformers
 
@@ -136,7 +137,7 @@ def _ask(process: subprocess.Popen) -> tuple[float, float]:
 
 def main(pairs: int = 10) -> None:
   with tempfile.TemporaryDirectory() as folder:
-    _save_weights(folder)
+    save_weights(folder)
     sides = {side: _start(side, folder) for side in _SIDES}
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for pair in range(pairs + 2):  # The first two compile and warm up.

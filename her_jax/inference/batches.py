@@ -1,14 +1,17 @@
 """What the engine does next, as arrays of few shapes: a chunk of prompts, or rows that grow."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 
 import numpy as np
 
 from her_jax.inference.cache import Prefixes, Run, Stretch
-from her_jax.inference.pages import SCRATCH, Items
+from her_jax.inference.pages import SCRATCH, Groups
 from her_jax.inference.programs import Chunk, Rows
 from her_jax.inference.sampling import Sampling, Settings
+
+# Shared groups that one request is in at most.
+_DEPTH = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,10 +129,9 @@ def chunk(active: Iterable[Request], prefixes: Prefixes, limits: Limits) -> Read
   tokens: list[int] = []
   positions: list[int] = []
   slots: list[int] = []
-  items: list[tuple[Stretch, Sequence[int]]] = []
+  groups: list[_Group] = []
   read: dict[Run, int] = {}
   room = limits.chunk
-  most = _reading_room(limits, limits.chunk)
 
   for request in active:
     assert request.run
@@ -140,17 +142,13 @@ def chunk(active: Iterable[Request], prefixes: Prefixes, limits: Limits) -> Read
         count = min(len(run.tokens) - done, room, limits.query_block)
         seen = [s for above in path[:depth] for s in prefixes.stretches(above)]
         seen += prefixes.stretches(run, done + count)
-        if items and len(items) + len(seen) > most:
-          room = 0
-          break
-        queries = range(len(tokens), len(tokens) + count)
-        items += [(stretch, queries) for stretch in seen]
+        groups.append(_Group(list(range(len(tokens), len(tokens) + count)), seen))
         tokens += run.tokens[done : done + count]
         positions += range(run.start + done, run.start + done + count)
         slots += [prefixes.slot(run, i) for i in range(done, done + count)]
         read[run] = read.get(run, 0) + count
         done += count
-        room -= count
+        room = 0 if len(groups) == _query_blocks(limits, limits.chunk) else room - count
     if not room:
       break
 
@@ -158,35 +156,25 @@ def chunk(active: Iterable[Request], prefixes: Prefixes, limits: Limits) -> Read
     return None
   size = next(size for size in limits.chunks if size >= len(tokens))
   filled = _fill(size)
-  arrays = Chunk(
-    tokens=filled(tokens, 0),
-    positions=filled(positions, 0),
-    slots=filled(slots, SCRATCH),
-    lists=(_items(items, limits.query_block, size, _reading_room(limits, size), block=4),),
-  )
+  lists, places = _reading_lists(groups, size, limits)
+  arrays = Chunk(filled(tokens, 0), filled(positions, 0), filled(slots, SCRATCH), lists, places)
   return Reading(arrays, list(read.items()))
 
 
 def rows(active: Sequence[Request], prefixes: Prefixes, limits: Limits, steps: int) -> Rows:
   """All requests, to grow by `steps` tokens; their pages have room for that."""
   count = next(size for size in limits.row_counts if size >= len(active))
-  shared: dict[Run, list[int]] = {}
-  single: list[tuple[Stretch, Sequence[int]]] = []
-  several: list[tuple[Stretch, Sequence[int]]] = []
+  readers: dict[Run, list[int]] = {}
+  own: list[_Group] = []
   slots = np.full((count, limits.steps), SCRATCH, np.int32)
   for i, request in enumerate(active):
     assert request.run
     for run in request.run.path():
-      shared.setdefault(run, []).append(i)
-    own = request.own()
-    behind = len(request.ids) - 1 - own.start
-    single += [(s, (i,)) for s in prefixes.stretches(own, behind + steps)]
-    slots[i, :steps] = [prefixes.slot(own, behind + t) for t in range(steps)]
-  for run, readers in shared.items():
-    for at in range(0, len(readers), limits.shared):
-      together = readers[at : at + limits.shared]
-      into = several if len(together) > 1 else single
-      into += [(s, together) for s in prefixes.stretches(run)]
+      readers.setdefault(run, []).append(i)
+    tail = request.own()
+    behind = len(request.ids) - 1 - tail.start
+    own.append(_Group([i], list(prefixes.stretches(tail, behind + steps))))
+    slots[i, :steps] = [prefixes.slot(tail, behind + t) for t in range(steps)]
 
   settings = [request.sampling for request in active]
   history = None
@@ -196,14 +184,16 @@ def rows(active: Sequence[Request], prefixes: Prefixes, limits: Limits, steps: i
       history[i] = request.ids[0]
       history[i, : len(request.ids)] = request.ids
   filled = _fill(count)
+  lists, places = _growing_lists(own, _shared(readers, own, prefixes, limits), count, limits)
   return Rows(
     token=filled([request.ids[-1] for request in active], 0),
     position=filled([len(request.ids) - 1 for request in active], 0),
     slots=slots,
-    lists=_growing_lists(single, several, count, limits),
+    lists=lists,
+    places=places,
     settings=Settings.stack(settings, count),
     history=history,
-    steps=np.int32(steps),
+    steps=np.asarray(steps, np.int32),
   )
 
 
@@ -211,55 +201,151 @@ def shapes(limits: Limits) -> Iterator[Chunk | Rows]:
   """Arguments of every program that is compiled; nothing comes of running them."""
   for size in limits.chunks:
     nothing = np.zeros(size, np.int32)
-    lists = (_items([], limits.query_block, size, _reading_room(limits, size), block=4),)
-    yield Chunk(nothing, nothing, nothing, lists)
+    lists, places = _reading_lists([], size, limits)
+    yield Chunk(nothing, nothing, nothing, lists, places)
   for count in limits.row_counts:
     nothing = np.zeros(count, np.int32)
+    lists, places = _growing_lists([], [], count, limits)
     for history in (None, np.zeros((count, limits.context), np.int32)):
       yield Rows(
         token=nothing,
         position=nothing,
         slots=np.full((count, limits.steps), SCRATCH, np.int32),
-        lists=_growing_lists([], [], count, limits),
+        lists=lists,
+        places=places,
         settings=Settings.stack([], count),
         history=history,
-        steps=np.int32(0),
+        steps=np.zeros((), np.int32),
       )
 
 
+@dataclasses.dataclass
+class _Group:
+  """As in `pages.Groups`."""
+
+  queries: list[int]
+  stretches: list[Stretch]
+
+
+def _shared(
+  readers: dict[Run, list[int]], own: Sequence[_Group], prefixes: Prefixes, limits: Limits
+) -> list[_Group]:
+  """Groups of the runs that several requests read; what one reads alone goes to its own.
+
+  So does what would be the fifth group of a request, or more groups than there is room for.
+  """
+  together: dict[tuple[int, ...], list[Stretch]] = {}
+  for run, ids in readers.items():
+    for at in range(0, len(ids), limits.shared):
+      part = tuple(ids[at : at + limits.shared])
+      together.setdefault(part, []).extend(prefixes.stretches(run))
+  found: list[_Group] = []
+  held = [0] * len(own)
+  for part, stretches in sorted(together.items(), key=lambda x: -len(x[0]) * len(x[1])):
+    if len(part) == 1 or len(found) == limits.rows or max(held[i] for i in part) == _DEPTH:
+      for i in part:
+        own[i].stretches += stretches
+      continue
+    found.append(_Group(list(part), stretches))
+    for i in part:
+      held[i] += 1
+  return found
+
+
 def _growing_lists(
-  single: list[tuple[Stretch, Sequence[int]]],
-  several: list[tuple[Stretch, Sequence[int]]],
-  count: int,
-  limits: Limits,
-) -> tuple[Items, ...]:
-  room = count * limits.stretches
-  return (
-    _items(single, 1, count, room, block=16),
-    _items(several, limits.shared, count, room, block=4),
+  own: Sequence[_Group], several: Sequence[_Group], count: int, limits: Limits
+) -> tuple[tuple[Groups, ...], np.ndarray]:
+  return _lists(
+    [
+      _Layout(own, count, 1, limits.stretches, block=16, wide=2),
+      _Layout(several, count, limits.shared, limits.stretches, block=8, wide=1),
+    ],
+    tokens=count,
+    most=1 + _DEPTH,
   )
 
 
-def _reading_room(limits: Limits, size: int) -> int:
-  return (-(-size // limits.query_block) + 1) * limits.stretches
+def _reading_lists(
+  groups: Sequence[_Group], size: int, limits: Limits
+) -> tuple[tuple[Groups, ...], np.ndarray]:
+  blocks = _query_blocks(limits, size)
+  layout = _Layout(groups, blocks, limits.query_block, limits.stretches, block=4, wide=2)
+  return _lists([layout], tokens=size, most=1)
 
 
-def _items(
-  found: list[tuple[Stretch, Sequence[int]]], shared: int, none: int, room: int, block: int
-) -> Items:
-  """As arrays, with room for `room` items, or for twice, four times … as many if they are more."""
-  while len(found) > room:
-    room *= 2
-  room = -(-room // block) * block
-  columns = np.zeros((4, room), np.int32)
-  queries = np.full((room, shared), none, np.int32)
-  for i, (stretch, readers) in enumerate(found):
-    columns[:, i] = stretch.page, stretch.first, stretch.low, stretch.high
-    queries[i, : len(readers)] = readers
-  return Items(*columns, queries=queries, count=np.int32(len(found)), block=block)
+def _query_blocks(limits: Limits, size: int) -> int:
+  """Room for groups of prompt tokens: also for some that are short."""
+  return 2 * -(-size // limits.query_block)
 
 
-def _fill(size: int):
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+  """Groups, and the shape of the arrays that they are put into.
+
+  Attributes:
+    room: for groups.
+    shared: queries of a group.
+    stretches: of a group; twice, four times … as many where one has more.
+    block, wide: as in `pages.Groups`.
+  """
+
+  groups: Sequence[_Group]
+  room: int
+  shared: int
+  stretches: int
+  block: int
+  wide: int
+
+
+def _lists(
+  layouts: Sequence[_Layout], tokens: int, most: int
+) -> tuple[tuple[Groups, ...], np.ndarray]:
+  """Groups as arrays, and in which rows of their results each token is."""
+  found = []
+  start = 0
+  rows: list[list[int]] = [[] for _ in range(tokens)]
+  for layout in layouts:
+    block = min(layout.block, layout.room)
+    room = -(-layout.room // block) * block
+    longest = max((len(g.stretches) for g in layout.groups), default=0)
+    stretches = layout.stretches
+    while stretches < longest:
+      stretches *= 2
+    stretches = -(-stretches // layout.wide) * layout.wide
+    columns = np.zeros((4, room, stretches), np.int32)
+    queries = np.full((room, layout.shared), tokens, np.int32)
+    rounds = np.zeros(room // block, np.int32)
+    order = sorted(layout.groups, key=lambda g: -len(g.stretches))
+    for i, group in enumerate(order):
+      queries[i, : len(group.queries)] = group.queries
+      for j, query in enumerate(group.queries):
+        rows[query].append(start + i * layout.shared + j)
+      if group.stretches:
+        fields = [(s.page, s.first, s.low, s.high) for s in group.stretches]
+        columns[:, i, : len(fields)] = np.asarray(fields, np.int32).T
+      rounds[i // block] = max(rounds[i // block], -(-len(group.stretches) // layout.wide))
+    blocks = np.asarray(-(-len(order) // block), np.int32)
+    found.append(
+      Groups(
+        queries=queries,
+        page=columns[0],
+        first=columns[1],
+        low=columns[2],
+        high=columns[3],
+        rounds=rounds,
+        blocks=blocks,
+        block=block,
+        wide=layout.wide,
+      )
+    )
+    start += room * layout.shared
+  places = np.full((tokens, most), start, np.int32)
+  for query, at in enumerate(rows):
+    places[query, : len(at)] = at
+  return tuple(found), places
+
+
+def _fill(size: int) -> Callable[[Sequence[int], int], np.ndarray]:
   """Lists as int32 arrays of that size."""
 
   def filled(values: Sequence[int], rest: int) -> np.ndarray:

@@ -13,7 +13,7 @@ pod runs an engine of its own on its own chips, in ordinary Python.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 
 from absl import logging
@@ -105,10 +105,10 @@ class Engine:
     """
     self.limits = limits or Limits()
     self.stats = Stats()
-    self._programs = Programs(
-      graphdef=graphdef, valid_vocab=valid_vocab or config.vocab_size
-    )
-    self._params = params
+    self._own_head = config.tie_embeddings and jax.default_backend() == "cpu"
+    self._tied = graphdef
+    graphdef, self._params = self._with_head(params)
+    self._programs = Programs(graphdef=graphdef, valid_vocab=valid_vocab or config.vocab_size)
     self._decode = decode
     self._prefixes = Prefixes(self.limits.pages, self.limits.page_size)
     self._pool = init_pool(config, self.limits.pages, self.limits.page_size)
@@ -130,7 +130,7 @@ class Engine:
     if self.busy:
       raise ValueError("requests are under way: finish or cancel them before new weights")
     self._prefixes.clear()
-    self._params = params
+    _, self._params = self._with_head(params)
 
   def submit(self, ids: Sequence[int], sampling: Sampling) -> int:
     """Puts a request behind those that wait, and returns its number.
@@ -195,6 +195,20 @@ class Engine:
         self.stats.prefilled_tokens += count
       return []
     return self._grow()
+
+  def _with_head(self, params: nnx.State) -> tuple[nnx.GraphDef, nnx.State]:
+    """On a CPU a head of its own for a model whose head is the table of its embeddings.
+
+    XLA's CPU backend multiplies few rows by a transposed table of 32,768 tokens in 23 ms, by the
+    same numbers in order in 7.
+    """
+    if not self._own_head:
+      return self._tied, params
+    model = nnx.merge(self._tied, params)
+    table = model.embedding[...].T.copy()
+    head = nnx.Param(table, out_sharding=("embed", "vocab"), eager_sharding=False)
+    model.lm_head = nnx.data(head)
+    return nnx.split(model)
 
   def _admit(self) -> None:
     while self._waiting and len(self._active) < self.limits.rows:

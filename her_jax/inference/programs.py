@@ -8,16 +8,17 @@ import jax
 import jax.numpy as jnp
 
 from her_jax.inference import sampling
-from her_jax.inference.pages import Items, PagedCache, Pool
+from her_jax.inference.pages import Array, Groups, PagedCache, Pool
 
 
 class Chunk(struct.PyTreeNode):
   """Prompt tokens to be read together, of whatever requests; [tokens] each, see `PagedCache`."""
 
-  tokens: jax.Array
-  positions: jax.Array
-  slots: jax.Array
-  lists: tuple[Items, ...]
+  tokens: Array
+  positions: Array
+  slots: Array
+  lists: tuple[Groups, ...]
+  places: Array
 
 
 class Rows(struct.PyTreeNode):
@@ -27,7 +28,7 @@ class Rows(struct.PyTreeNode):
     token: int32 [rows], the last id of each.
     position: int32 [rows], of that id.
     slots: int32 [rows, steps], where it and those after it are written.
-    lists: of `PagedCache`; the pages of all the steps are among them, as nothing is seen before
+    lists, places: of `PagedCache`; the pages of all the steps are among them, as nothing is seen before
       it is written.
     settings: of each row.
     history: int32 [rows, context], ids so far, filled up with the first; None where no row has
@@ -35,13 +36,14 @@ class Rows(struct.PyTreeNode):
     steps: int32 scalar, how many tokens to grow by, at most those of `slots`.
   """
 
-  token: jax.Array
-  position: jax.Array
-  slots: jax.Array
-  lists: tuple[Items, ...]
+  token: Array
+  position: Array
+  slots: Array
+  lists: tuple[Groups, ...]
+  places: Array
   settings: sampling.Settings
-  history: jax.Array | None
-  steps: jax.Array
+  history: Array | None
+  steps: Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ class Programs:
     """Writes keys and values of a chunk. Logits are left to `decode`, which reads each prompt's
     last token: so a prompt that is wholly there already needs nothing read again."""
     model = nnx.merge(self.graphdef, params)
-    cache = PagedCache(pool, chunk.slots, chunk.positions, chunk.lists)
+    cache = PagedCache(pool, chunk.slots, chunk.positions, chunk.lists, chunk.places)
     _, cache = model(chunk.tokens[None], chunk.positions[None], chunk.tokens[None], cache)
     return cache.pool
 
@@ -80,7 +82,7 @@ class Programs:
     def grow(t, carry):
       pool, token, seen, ids, log_probs = carry
       at = rows.position + t
-      cache = PagedCache(pool, rows.slots[:, t], at, rows.lists)
+      cache = PagedCache(pool, rows.slots[:, t], at, rows.lists, rows.places)
       hidden, cache = model(token[None], at[None], token[None], cache)
       logits = model.logits(hidden[0])
       new, log_p = sampling.draw(logits, rows.settings, at + 1, self.valid_vocab, seen)

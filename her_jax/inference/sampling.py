@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from her_jax.inference.pages import Array
 from her_jax.training import losses
 
 _NEVER = -1e30
@@ -63,20 +64,18 @@ class Sampling:
   @property
   def filtered(self) -> bool:
     """Whether more than the temperature bears on the draw."""
-    return bool(
-      self.top_k or self.top_p < 1 or self.min_p > 0 or self.repetition_penalty != 1
-    )
+    return bool(self.top_k or self.top_p < 1 or self.min_p > 0 or self.repetition_penalty != 1)
 
 
 class Settings(struct.PyTreeNode):
   """Those of all rows of a step; all [rows], `seed` uint32 [rows, 2]."""
 
-  temperature: jax.Array
-  top_k: jax.Array
-  top_p: jax.Array
-  min_p: jax.Array
-  penalty: jax.Array
-  seed: jax.Array
+  temperature: Array
+  top_k: Array
+  top_p: Array
+  min_p: Array
+  penalty: Array
+  seed: Array
 
   @classmethod
   def stack(cls, requests: Sequence[Sampling], rows: int) -> "Settings":
