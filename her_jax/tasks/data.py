@@ -3,7 +3,8 @@
 `data.scenes` is "samples", a file of JSON Lines, or a folder: of split files, as
 `data_pipeline.splits` writes them, or of built data sets, as `data_pipeline.builders` does. Of a
 folder each task reads the purpose that is its own and measures on `test`. Wherever there is a
-proof of the splits, the data are held to it before anything is read.
+proof of the splits, the data are held to it before anything is read. SFT takes several of these,
+each with a weight and a comma between: `out/built:0.7,samples:0.3`.
 """
 
 from collections import defaultdict
@@ -19,17 +20,35 @@ from data_pipeline.proof import PROOF, Proof, require_proof
 from her_jax.errors import ConfigError
 from her_jax.roleplay import principles, schema
 from her_jax.roleplay.schema import DataError, Judgement, PreferencePair, Trajectory
+from her_jax.tasks import sources
 
 PURPOSES = {"sft": "sft", "genrm": "judge_sft", "rl": "rl", "evaluate": "test"}
+MIXED = ("sft",)
 _HELDOUT = "test"
 
 
 @dataclasses.dataclass(frozen=True)
+class Source:
+  """What one source has to train.
+
+  Attributes:
+    name: as the config has it.
+    weight: its share of the tokens, as a ratio to those of the others, see `mixing`.
+  """
+
+  name: str
+  weight: float
+  train: list[Trajectory]
+  heldout: list[Trajectory]
+
+
+@dataclasses.dataclass(frozen=True)
 class Scenes:
-  """The scenes by split."""
+  """The scenes by split, of all sources together, and the sources where there are several."""
 
   train: list[Trajectory]
   heldout: list[Trajectory]
+  sources: tuple[Source, ...] = ()
 
   @property
   def all(self) -> list[Trajectory]:
@@ -37,14 +56,36 @@ class Scenes:
 
 
 def load_scenes(config: ml_collections.ConfigDict, needed: str = "train") -> Scenes:
-  """Reads `config.data.scenes`.
+  """Reads `config.data.scenes`: one source, or several with weights where they are trained.
 
   Raises:
-    DataError: a line is broken, no scene is of the split `needed`, or the data are not what
-      their proof speaks of.
+    ConfigError: several sources are none, or are for a task that mixes none.
+    DataError: a line is broken, no scene of a source is of the split `needed`, the data are not
+      what their proof speaks of, or a source trains what another holds out.
   """
-  path = samples.SCENES if config.data.scenes == "samples" else pathlib.Path(config.data.scenes)
-  purpose = PURPOSES[config.task]
+  named = sources.parse(config.data.scenes)
+  if len(named) == 1:
+    return _load(named[0].name, config.task, needed)
+  if config.task not in MIXED:
+    raise ConfigError(
+      f"config.data.scenes={config.data.scenes}: {config.task} reads one source; only"
+      f" {' and '.join(MIXED)} mix several"
+    )
+  found = []
+  for one in named:
+    scenes = _load(one.name, config.task, needed)
+    found.append(Source(one.name, one.weight, scenes.train, scenes.heldout))
+  sources.refuse_overlap({s.name: s.train for s in found}, {s.name: s.heldout for s in found})
+  return Scenes(
+    [scene for source in found for scene in source.train],
+    [scene for source in found for scene in source.heldout],
+    tuple(found),
+  )
+
+
+def _load(name: str, task: str, needed: str) -> Scenes:
+  path = samples.SCENES if name == "samples" else pathlib.Path(name)
+  purpose = PURPOSES[task]
   if path.is_dir():
     split = _of_folder(path, purpose, needed)
   else:
@@ -56,7 +97,7 @@ def load_scenes(config: ml_collections.ConfigDict, needed: str = "train") -> Sce
     )
   if not getattr(split, needed):
     raise DataError(
-      f"{path}: no scene has split {needed!r}, which {config.task} needs; set the field 'split'"
+      f"{path}: no scene has split {needed!r}, which {task} needs; set the field 'split'"
     )
   return split
 
