@@ -118,6 +118,11 @@ class Mixture(Sequence[Row]):
     return found, seen
 
 
+def join(parts: Sequence[Part]) -> Sequence[Row]:
+  """The rows of one part alone, or a mixture of several."""
+  return parts[0].rows if len(parts) == 1 else Mixture(parts)
+
+
 def shuffled(rows: Sequence[Row], seed: int) -> grain.MapDataset[Row]:
   """The rows shuffled and repeated for ever; those of a mixture as their weights say."""
   if isinstance(rows, Mixture):

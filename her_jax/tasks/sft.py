@@ -51,9 +51,7 @@ def _rows(
   Raises:
     DataError: a source has nothing to train.
   """
-  if not scenes.sources:
-    return _rows_of(config, model, config.data.scenes, scenes.train)
-  return mixing.Mixture(
+  return mixing.join(
     [
       mixing.Part(one.name, _rows_of(config, model, one.name, one.train), one.weight)
       for one in scenes.sources

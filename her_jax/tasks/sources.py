@@ -7,7 +7,7 @@ parse("a.jsonl:7,samples:3") -> [Named("a.jsonl", 7.0), Named("samples", 3.0)]
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import itertools
 import math
@@ -80,15 +80,19 @@ def _place(name: str) -> str:
 
 
 def refuse_overlap(
-  train: Mapping[str, Sequence[Trajectory]], heldout: Mapping[str, Sequence[Trajectory]]
+  train: Mapping[str, Sequence[Trajectory]],
+  heldout: Mapping[str, Sequence[Trajectory]],
+  proven: Collection[str],
 ) -> None:
-  """Holds sources against each other, each of which holds out what it trains not.
+  """Holds sources against each other, each of which trains nothing that it holds out itself.
 
   Args:
     train, heldout: by name of the source, its scenes.
+    proven: the sources with a proof that no book is on both sides. Others may divide a book.
 
   Raises:
-    DataError: one trains a book or a conversation that another holds out, or two are the same.
+    DataError: one trains a conversation that another holds out, or of a book that one with a
+      proof does; or two are the same.
   """
   said = {name: {_said(scene) for scene in scenes} for name, scenes in train.items()}
   for one, two in itertools.combinations(said, 2):
@@ -99,20 +103,37 @@ def refuse_overlap(
     if both := len(said[one] & said[two]):
       logging.info("%s and %s have %d conversations in common", one, two, both)
   for one, two in itertools.permutations(said, 2):
-    books = {normal_title(scene.source) for scene in train[one] if scene.source}
-    shared = Counter(
-      scene.source or scene.id
-      for scene in heldout[two]
-      if _said(scene) in said[one] or (scene.source and normal_title(scene.source) in books)
-    )
-    if shared:
-      names = ", ".join(repr(name) for name, _ in shared.most_common(3))
+    books = {_book(scene) for scene in train[one]} - {""}
+    same_book = [scene for scene in heldout[two] if _book(scene) in books]
+    same = [scene for scene in heldout[two] if _said(scene) in said[one]]
+    refused = same + (same_book if two in proven else [])
+    if refused:
+      names = Counter(scene.source or scene.id for scene in refused)
+      shown = ", ".join(repr(name) for name, _ in names.most_common(3))
       raise DataError(
-        f"{one} trains what {two} holds out, {shared.total()} conversations of {names}"
-        f"{' and more' if len(shared) > 3 else ''}: the held-out loss would be of data that were"
-        f" trained. Split the second as the first was: `python -m data_pipeline.splits"
-        f" --previous=PROOF` of the first, or one after the other with the fields 'split'"
+        f"{one} trains what {two} holds out, {'conversations' if same else 'books'}: {shown}"
+        f"{' and more' if len(names) > 3 else ''}. The held-out loss would be of data that were"
+        f" trained; split the one as the other was: `python -m data_pipeline.splits"
+        f" --previous=PROOF` keeps books where a proof has them"
       )
+    if same_book:
+      logging.info("%s trains books of which %s holds out %d scenes", one, two, len(same_book))
+
+
+def _book(scene: Trajectory) -> str:
+  return normal_title(scene.source) if scene.source else ""
+
+
+def refuse_equal_ids(scenes: Mapping[str, Sequence[Trajectory]]) -> None:
+  """Pairs name their scenes by id: no two sources may have one in common (DataError)."""
+  owner: dict[str, str] = {}
+  for name, own in scenes.items():
+    for scene in own:
+      if owner.setdefault(scene.id, name) != name:
+        raise DataError(
+          f"{owner[scene.id]} and {name} both have a scene {scene.id!r}, and pairs name scenes by"
+          f" id; give the scenes of one of them other ids"
+        )
 
 
 def _said(scene: Trajectory) -> tuple[tuple[str, str], ...]:

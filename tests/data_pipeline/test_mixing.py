@@ -100,7 +100,9 @@ def test_a_mixture_goes_on_from_any_batch(packing, host, hosts):
 @pytest.mark.slow
 def test_workers_mix_and_go_on(workers):
   """Each worker has both sources, though it takes every other row alone."""
-  first = iter(_batches(_mixture((1, 1), (400, 400), (20, 20)), workers=workers, word_dropout=0))
+  first = iter(
+    _batches(_mixture((1, 1), (400, 400), (20, 20)), workers=workers, word_dropout=0)
+  )
   states, expected = [], []
   for _ in range(40):
     states.append(json.dumps(first.get_state()))
@@ -108,7 +110,9 @@ def test_workers_mix_and_go_on(workers):
   first.close()
   for own in (expected[worker::workers] for worker in range(workers)):
     assert 0.35 < _share(own, 1000) < 0.65
-  second = iter(_batches(_mixture((1, 1), (400, 400), (20, 20)), workers=workers, word_dropout=0))
+  second = iter(
+    _batches(_mixture((1, 1), (400, 400), (20, 20)), workers=workers, word_dropout=0)
+  )
   second.set_state(json.loads(states[7]))
   for batch in expected[7:]:
     np.testing.assert_equal(next(second), batch)

@@ -5,8 +5,9 @@ import shutil
 
 import pytest
 
-from configs import rl, sft
+from configs import genrm, rl, sft
 from data_pipeline import samples, splits
+from data_pipeline.preferences import corruptions
 from her_jax.errors import ConfigError
 from her_jax.roleplay import schema
 from her_jax.roleplay.schema import DataError
@@ -89,7 +90,7 @@ def test_each_source_is_read_as_one_alone(scenes, tmp_path):
     assert source.train == expected.train and source.heldout == expected.heldout
   assert found.train == alone[0].train + alone[1].train
   assert found.heldout == alone[0].heldout + alone[1].heldout
-  assert not alone[0].sources
+  assert [s.weight for s in alone[0].sources] == [1.0]
 
 
 def test_each_source_is_held_to_its_own_proof(scenes, tmp_path):
@@ -124,22 +125,81 @@ def test_a_copy_under_another_name_is_the_same_source(scenes, tmp_path):
   assert len(data.load_scenes(_config(f"{one}:1,{part}:1")).sources) == 2
 
 
-@pytest.mark.parametrize("by", ["book", "words"])
-def test_what_another_source_holds_out_is_not_trained(scenes, tmp_path, by):
+def test_a_conversation_that_another_source_holds_out_is_not_trained(scenes, tmp_path):
   held = next(s for s in scenes if s.split == "heldout")
-  leak = dataclasses.replace(scenes[0], id="leak", split="train")
-  if by == "book":
-    leak = dataclasses.replace(leak, source=f"{held.source.upper()} (Annotated)")
-  else:
-    leak = dataclasses.replace(held, id="leak", split="train", source="")
   one = _write(tmp_path / "one.jsonl", scenes)
+  leak = dataclasses.replace(held, id="leak", split="train", source="")
   two = _write(tmp_path / "two.jsonl", [leak])
   for text in (f"{one}:1,{two}:1", f"{two}:1,{one}:1"):
-    with pytest.raises(DataError, match=r"two.jsonl trains what .*one.jsonl holds out, 1 conv"):
+    with pytest.raises(DataError, match=r"two.jsonl trains what .*one.jsonl holds out, conv"):
       data.load_scenes(_config(text))
+
+
+def test_a_book_that_a_proof_holds_out_is_not_trained(scenes, tmp_path):
+  plain = [dataclasses.replace(s, split="train") for s in scenes]
+  _write(tmp_path / "all.jsonl", plain[1:])
+  proof = splits.split(
+    [tmp_path / "all.jsonl"], tmp_path / "splits", purposes={"sft": 2, "test": 1}
+  )
+  for scene in plain[1:]:
+    same_book = dataclasses.replace(plain[0], source=f"{scene.source.upper()} (Annotated)")
+    two = _write(tmp_path / "two.jsonl", [same_book])
+    config = _config(f"{two}:1,{tmp_path / 'splits'}:1")
+    if proof.purpose(scene.source) == "sft":
+      data.load_scenes(config)
+      continue
+    with pytest.raises(DataError, match=r"two.jsonl trains what .*splits holds out, books: 'B"):
+      data.load_scenes(config)
+  # Files without a proof may divide a book.
+  for name, own in (("a", scenes[:4]), ("b", scenes[4:])):
+    _write(tmp_path / f"{name}.jsonl", [dataclasses.replace(s, source="One") for s in own])
+  data.load_scenes(_config(f"{tmp_path / 'a.jsonl'}:1,{tmp_path / 'b.jsonl'}:1"))
 
 
 @pytest.mark.parametrize("module", [rl])
 def test_other_tasks_read_one_source(module):
   with pytest.raises(ConfigError, match="rl reads one source; only"):
     data.load_scenes(_config("samples:1,b.jsonl:2", module))
+
+
+def _pairs(path, scenes):
+  return _write(path, corruptions.make_pairs(scenes, 0, 1))
+
+
+def test_each_source_has_its_pairs(scenes, tmp_path):
+  files = [_write(tmp_path / f"{i}.jsonl", scenes[i::2]) for i in range(2)]
+  pairs = [_pairs(tmp_path / f"pairs{i}.jsonl", scenes[i::2]) for i in range(2)]
+  config = _config(f"{files[0]}:1,{files[1]}:2", genrm)
+  config.data.pairs = f"{pairs[0]},{pairs[1]}"
+  loaded = data.load_scenes(config)
+  expected = [pair for path in pairs for pair in schema.read_pairs(path)]
+  assert data.load_pairs(config, loaded) == expected
+  config.data.pairs = f"{pairs[1]},{pairs[0]}"
+  with pytest.raises(DataError, match="pairs1.jsonl.*scene"):
+    data.load_pairs(config, loaded)
+  config.data.pairs = str(pairs[0])
+  with pytest.raises(ConfigError, match="names 1 files, config.data.scenes 2 sources"):
+    data.load_pairs(config, loaded)
+  config.data.pairs = "samples"
+  with pytest.raises(ConfigError, match="0.jsonl has no pairs"):
+    data.load_pairs(config, loaded)
+
+
+def test_the_samples_bring_their_pairs(scenes, tmp_path):
+  own = [dataclasses.replace(s, id=f"own-{s.id}") for s in scenes]
+  own = [dataclasses.replace(s, turns=s.turns[1:]) for s in own]
+  _write(tmp_path / "own.jsonl", own)
+  _pairs(tmp_path / "pairs.jsonl", own)
+  config = _config(f"samples:1,{tmp_path / 'own.jsonl'}:2", genrm)
+  config.data.pairs = f"samples,{tmp_path / 'pairs.jsonl'}"
+  found = data.load_pairs(config, data.load_scenes(config))
+  both = [schema.read_pairs(path) for path in (samples.PAIRS, tmp_path / "pairs.jsonl")]
+  assert len(found) == sum(map(len, both))
+
+
+def test_pairs_need_ids_that_one_source_has(scenes, tmp_path):
+  other = dataclasses.replace(scenes[0], turns=scenes[0].turns[1:], source="Another")
+  files = [_write(tmp_path / "0.jsonl", scenes), _write(tmp_path / "1.jsonl", [other])]
+  config = _config(f"{files[0]}:1,{files[1]}:2", genrm)
+  with pytest.raises(DataError, match=f"both have a scene '{scenes[0].id}'"):
+    data.load_pairs(config, data.load_scenes(config))

@@ -45,6 +45,30 @@ def test_ten_steps_and_ten_are_twenty(settings, tmp_path, workers, packing, micr
   short_runs.assert_equal(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.slow
+def test_a_mixture_goes_on_too(settings, tmp_path):
+  """With its shares told before the first step; another weight is another run."""
+  lines = settings["data.scenes"].read_text(encoding="utf-8").splitlines()
+  for name, own in (("a", lines[:2]), ("b", lines[2:])):
+    (tmp_path / f"{name}.jsonl").write_text("\n".join(own) + "\n", encoding="utf-8")
+  mixed = f"{tmp_path}/a.jsonl:0.8,{tmp_path}/b.jsonl:0.2"
+  settings = settings | {"data.scenes": mixed, "short_copies": False}
+  stop = short_runs.Stop(signal.SIGTERM, 8)
+  code = short_runs.finish(tmp_path / "two", settings, stop)
+  printed = short_runs.log(tmp_path / "two")
+  assert code == preemption.EXIT_CODE, printed
+  told = [line for line in printed.splitlines() if "source /" in line]
+  assert len(told) == 2 and all("epochs of it" in line for line in told)
+  assert "a.jsonl:" in told[0] and "asks for 80.0 % of the tokens" in told[0]
+  assert "b.jsonl:" in told[1] and "asks for 20.0 % of the tokens" in told[1]
+  for name in ("one", "two"):
+    assert short_runs.finish(tmp_path / name, settings) == 0, short_runs.log(tmp_path / name)
+  short_runs.assert_equal(tmp_path / "one", tmp_path / "two")
+  other = settings | {"data.scenes": mixed.replace("0.8", "0.7")}
+  assert short_runs.finish(tmp_path / "two", other) == 1
+  assert "config.data.scenes was" in short_runs.log(tmp_path / "two")
+
+
 @pytest.fixture(scope="module")
 def base(settings, tmp_path_factory):
   """A model that runs with adapters start from."""
