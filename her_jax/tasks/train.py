@@ -129,6 +129,7 @@ def fit(
         log_every=config.log_every,
         name=name,
         model=model.config,
+        adapted=settings,
         saver=saver,
         notice=notice,
         workdir=workdir,
