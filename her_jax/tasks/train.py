@@ -15,7 +15,7 @@ from her_jax.roleplay import chat
 from her_jax.tasks import start
 from her_jax.tasks.data import Scenes
 from her_jax.tasks.heldout import BEST, HeldOut, Intervals
-from her_jax.training import checkpoint, continuation, loop, lora, metrics, workdirs
+from her_jax.training import checkpoint, continuation, loop, lora, metrics, origin, workdirs
 from her_jax.training import optimizer as optimizers
 from her_jax.training import step as steps
 from her_jax.training.preemption import Notice, Preempted
@@ -111,7 +111,8 @@ def fit(
       tuning, trained = lora.begin(model.config, model.params, settings, config.seed, mesh)
       state = TrainState.create(trained, optimizer)
     checkpoint.clear_unfinished(workdir)
-    run = continuation.describe(config, found, data)
+    started = earlier.origin if earlier else origin.identity(config.init_from)
+    run = continuation.describe(config, found, data, started)
     saver = Saver(workdir, config.checkpoint, model, tuning, batches, run)
     step_fn = steps.make_train_step(tuning.graphdef, optimizer, loss_fn, config.micro_batches)
     intervals = Intervals(config.eval_every, heldout, model, tuning, workdir, int(state.step))
