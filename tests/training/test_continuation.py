@@ -191,7 +191,7 @@ def test_what_does_not_change_the_training_may_be_another(on_one, fields):
 @pytest.mark.parametrize(
   "fields, told",
   [
-    ({"steps": 9}, "config.steps was 1800 and is 9 .the rates of all steps"),
+    ({"steps": 9}, "config.steps was 450 and is 9 .the rates of all steps"),
     ({"seed": 5}, "config.seed was 0 and is 5"),
     ({"data__workers": 2}, "config.data.workers was 0 and is 2"),
     ({"init_from": "x"}, 'config.init_from was "" and is "x"'),
