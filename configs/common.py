@@ -49,7 +49,9 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
 
   config.data = ml_collections.ConfigDict()
   # JSON Lines of scenes, and of judge pairs; "samples" is the corpus in the package. Also a folder
-  # of split files or of built data sets, of which the task reads its own purpose.
+  # of split files or of built data sets, of which the task reads its own purpose. SFT and the judge
+  # mix several, each with its share of the tokens: scenes=out/built:0.7,samples:0.3, and
+  # pairs=built_pairs.jsonl,samples in the same order.
   config.data.scenes = "samples"
   config.data.pairs = "samples"
   # JSON Lines of what a teacher said of the pairs, which the judge is then taught; empty: what

@@ -9,7 +9,10 @@ from configs import evaluate, export, genrm, rl, sft
 
 
 def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
-  """Each stage is the `tiny` preset of its own config; `--config.seed` seeds them all."""
+  """Each stage is the `tiny` preset of its own config; `--config.seed` seeds them all.
+
+  But for SFT, which goes on for so long that its replies can be judged.
+  """
   if arg not in (None, "", "tiny"):
     raise ValueError(f"the quickstart has one size, not {arg!r}")
   config = ml_collections.ConfigDict()
@@ -23,5 +26,6 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   for stage in (sft, genrm, rl, evaluate, export):
     stage_config = stage.get_config("tiny")
     config[stage_config.task] = stage_config
+  config.sft.update(steps=1800, eval_samples=96)
   config.genrm.eval_pairs = 0  # `evaluate` judges the same pairs.
   return config

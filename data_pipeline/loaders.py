@@ -15,7 +15,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from data_pipeline import trees
+from data_pipeline import mixing, trees
 from data_pipeline.rendering import Row
 from her_jax.errors import ConfigError
 
@@ -48,6 +48,7 @@ def batches(
   half-filled rows, and the draws of word dropout, which follow from the seed and the place.
 
   Args:
+    rows: a `mixing.Mixture` draws each of its sources with its weight.
     word_dropout: share of the input tokens among `word_ids` that are replaced by another of
       them, drawn afresh each epoch; targets stay. It keeps a small model from learning a
       small corpus by heart (word dropout, Bowman et al., arXiv:1511.06349).
@@ -58,7 +59,7 @@ def batches(
   """
   if batch_size % hosts:
     raise ConfigError(f"a batch of {batch_size} rows cannot be split over {hosts} hosts")
-  dataset = grain.MapDataset.source(rows).seed(seed).shuffle().repeat()
+  dataset = mixing.shuffled(rows, seed)
   if word_dropout:
     words = np.asarray(word_ids, np.int32)
     dataset = dataset.random_map(lambda row, rng: _drop_words(row, rng, word_dropout, words))

@@ -15,7 +15,7 @@ from her_jax.inference import replicas
 from her_jax.models.config import PRESETS, ModelConfig
 from her_jax.models.qwen3 import KVCache, abstract_model, init_cache
 from her_jax.tasks import rl
-from her_jax.training import lora
+from her_jax.training import lora, speed
 from her_jax.training import optimizer as optimizers
 from her_jax.training import step as steps
 from her_jax.training.state import TrainState
@@ -137,10 +137,11 @@ def needed_flops(config: ml_collections.ConfigDict, name: str) -> tuple[float, f
   if name == "gather":
     return 0.0, 0.0
   if name == "train":
-    weights = 6 * arithmetic.multiplied_weights(model) * count * length
-    # Frozen weights have no gradients; what adapters multiply is not counted.
-    spared = weights / 3 if adapted(config).rank else 0
-    return weights - spared, arithmetic.model_flops(model, count, length) - spared
+    weights = float(speed.flops_per_token(model, adapted(config)) * count * length)
+    attention = arithmetic.model_flops(model, count, length) - (
+      6 * arithmetic.multiplied_weights(model) * count * length
+    )
+    return weights, weights + attention
   head = model.vocab_size * model.hidden_size
   # Only the last position of a prompt is multiplied with the head.
   weights = 2 * count * ((arithmetic.multiplied_weights(model) - head) * length + head)

@@ -7,10 +7,10 @@ from absl import logging
 import jax
 import ml_collections
 
-from data_pipeline import rendering
+from data_pipeline import mixing, rendering
 from her_jax.evaluation import console
 from her_jax.evaluation.judge import evaluate_judge, judged_pairs
-from her_jax.roleplay.schema import PreferencePair
+from her_jax.roleplay.schema import DataError, PreferencePair, Trajectory
 from her_jax.tasks import data, start, train
 from her_jax.tasks.heldout import HeldOut
 from her_jax.training import checkpoint
@@ -29,18 +29,28 @@ def run(
   taught, heldout = ([p for p in pairs if p.split == s] for s in ("train", "heldout"))
   judgements = data.load_judgements(config, pairs)
   model, earlier = train.start_model(config, workdir, mesh, scenes)
-  rows, counts = rendering.judge_trees(
-    taught,
-    scenes.train,
-    model.tokenizer,
-    config.data.length,
-    config.judge.history,
-    config.seed,
-    model.variant,
-    config.verdict_weight,
-    judgements,
+
+  def rows_of(name: str, train: Sequence[Trajectory]) -> list[rendering.Row]:
+    ids = {scene.id for scene in train}
+    rows, counts = rendering.judge_trees(
+      [pair for pair in taught if pair.scene in ids],
+      train,
+      model.tokenizer,
+      config.data.length,
+      config.judge.history,
+      config.seed,
+      model.variant,
+      config.verdict_weight,
+      judgements,
+    )
+    logging.info("judge data, %s: %s", name, counts.line())
+    if not rows:
+      raise DataError(f"{name}: no pair is of a scene of split 'train', so nothing is taught")
+    return rows
+
+  rows = mixing.join(
+    [mixing.Part(one.name, rows_of(one.name, one.train), one.weight) for one in scenes.sources]
   )
-  logging.info("judge data: %s", counts.line())
 
   def show_before() -> dict[str, Any]:
     _show(config, model, model.params, scenes, pairs, "before")

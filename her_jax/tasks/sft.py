@@ -1,16 +1,17 @@
 """Supervised fine-tuning: replies with their plans, on packed trees."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from absl import logging
 import jax
 import ml_collections
 
-from data_pipeline import rendering
+from data_pipeline import mixing, rendering
 from her_jax.errors import ConfigError
 from her_jax.evaluation import console
 from her_jax.evaluation import policy as policy_evaluation
-from her_jax.roleplay.schema import DataError
+from her_jax.roleplay.schema import DataError, Trajectory
 from her_jax.tasks import data, start, train
 from her_jax.tasks.heldout import HeldOut
 from her_jax.training import checkpoint
@@ -27,19 +28,7 @@ def run(
   """
   scenes = data.load_scenes(config)
   model, earlier = train.start_model(config, workdir, mesh, scenes)
-  rows, counts = _rows(config, model, scenes)
-  logging.info("SFT data: %s", counts.line())
-  if not rows:
-    raise DataError(
-      f"{config.data.scenes}: no turn of split 'train' has a plan, so there is nothing to train;"
-      f" give the replies to be learnt the field 'plan'"
-    )
-  if config.short_copies:
-    short = rendering.reply_trees(
-      scenes.train, model.tokenizer, config.context_weight, config.name_weight
-    )
-    logging.info("and %d replies behind their names alone", len(short))
-    rows += short
+  rows = _rows(config, model, scenes)
   measure = Measure(config, workdir, mesh, model, scenes)
 
   def measure_before() -> dict[str, Any]:
@@ -56,12 +45,47 @@ def run(
 
 def _rows(
   config: ml_collections.ConfigDict, model: checkpoint.Checkpoint, scenes: data.Scenes
-) -> tuple[list[rendering.Row], rendering.Counts]:
-  """The training scenes, as `config.data.rows` wants them.
+) -> Sequence[rendering.Row]:
+  """What is trained, in a `mixing.Mixture` where there are several sources.
 
   Raises:
-    ConfigError: it names no form, or one that cannot train all turns.
+    DataError: a source has nothing to train.
   """
+  return mixing.join(
+    [
+      mixing.Part(one.name, _rows_of(config, model, one.name, one.train), one.weight)
+      for one in scenes.sources
+    ]
+  )
+
+
+def _rows_of(
+  config: ml_collections.ConfigDict,
+  model: checkpoint.Checkpoint,
+  name: str,
+  train: Sequence[Trajectory],
+) -> list[rendering.Row]:
+  """The training scenes of one source, as `config.data.rows` wants them."""
+  rows, counts = _render(config, model, train)
+  logging.info("SFT data, %s: %s", name, counts.line())
+  if not rows:
+    raise DataError(
+      f"{name}: no turn of split 'train' has a plan, so there is nothing to train;"
+      f" give the replies to be learnt the field 'plan'"
+    )
+  if config.short_copies:
+    short = rendering.reply_trees(
+      train, model.tokenizer, config.context_weight, config.name_weight
+    )
+    logging.info("and %d replies behind their names alone", len(short))
+    rows += short
+  return rows
+
+
+def _render(
+  config: ml_collections.ConfigDict, model: checkpoint.Checkpoint, train: Sequence[Trajectory]
+) -> tuple[list[rendering.Row], rendering.Counts]:
+  """Raises ConfigError where it names no form of rows, or one that cannot train all turns."""
   form = config.data.rows
   if form not in ("trees", "replies"):
     raise ConfigError(f"config.data.rows is {form!r}; there are 'trees' and 'replies'")
@@ -70,7 +94,7 @@ def _rows(
       "config.all_turns needs config.data.rows=trees: pass that, or all_turns=False"
     )
   settings = (
-    scenes.train, model.tokenizer, config.data.length, config.context_weight, model.variant,
+    train, model.tokenizer, config.data.length, config.context_weight, model.variant,
     config.name_weight,
   )  # fmt: skip
   if form == "replies":

@@ -9,18 +9,20 @@ import jax
 from jax.experimental import multihost_utils
 import ml_collections
 
-from data_pipeline import loaders
+from data_pipeline import loaders, mixing
 from her_jax import sharding
 from her_jax.roleplay import chat
 from her_jax.tasks import start
 from her_jax.tasks.data import Scenes
 from her_jax.tasks.heldout import BEST, HeldOut, Intervals
-from her_jax.training import checkpoint, continuation, loop, lora, metrics, workdirs
+from her_jax.training import checkpoint, continuation, loop, lora, metrics, origin, workdirs
 from her_jax.training import optimizer as optimizers
 from her_jax.training import step as steps
 from her_jax.training.preemption import Notice, Preempted
 from her_jax.training.saver import Saver
 from her_jax.training.state import TrainState
+
+_MEASURED = 10_000  # Rows of a mixture whose shares are told.
 
 
 def start_model(
@@ -88,6 +90,8 @@ def fit(
     "%s: %.1f %% of the slots are padding; an epoch is %.1f steps, so %d steps are %.2f epochs",
     name, 100 * padding, epoch / per_step, config.steps, config.steps * per_step / epoch,
   )  # fmt: skip
+  if isinstance(rows, mixing.Mixture):
+    _tell_mixture(rows, config, config.steps * per_step * (1 - padding))
   optimizer, schedule = optimizers.build(config.optimizer, config.steps)
   loss_fn = steps.next_token_loss(len(model.tokenizer))
   settings = lora.settings(config.lora)
@@ -107,7 +111,8 @@ def fit(
       tuning, trained = lora.begin(model.config, model.params, settings, config.seed, mesh)
       state = TrainState.create(trained, optimizer)
     checkpoint.clear_unfinished(workdir)
-    run = continuation.describe(config, found, data)
+    started = earlier.origin if earlier else origin.identity(config.init_from)
+    run = continuation.describe(config, found, data, started)
     saver = Saver(workdir, config.checkpoint, model, tuning, batches, run)
     step_fn = steps.make_train_step(tuning.graphdef, optimizer, loss_fn, config.micro_batches)
     intervals = Intervals(config.eval_every, heldout, model, tuning, workdir, int(state.step))
@@ -125,6 +130,7 @@ def fit(
         log_every=config.log_every,
         name=name,
         model=model.config,
+        adapted=settings,
         saver=saver,
         notice=notice,
         workdir=workdir,
@@ -143,6 +149,21 @@ def fit(
       )
   batches.close()  # Ends its workers.
   return tuning.whole(state.params), found
+
+
+def _tell_mixture(
+  rows: mixing.Mixture, config: ml_collections.ConfigDict, tokens: float
+) -> None:
+  """Of each source, what it holds and which part of the first `tokens` tokens is drawn of it."""
+  drawn, looked_at = rows.drawn(config.seed, tokens, _MEASURED)
+  whole = sum(part.weight for part in rows.parts)
+  for part, found in zip(rows.parts, drawn, strict=True):
+    logging.info(
+      "source %s: %d rows, %d tokens; weight %g asks for %.1f %% of the tokens, and in the first"
+      " %.0f it has %.1f %%, and %.1f %% of the loss's weight; %d steps are %.2f epochs of it",
+      part.name, len(part.rows), part.tokens, part.weight, 100 * part.weight / whole, looked_at,
+      100 * found.tokens, 100 * found.loss, config.steps, found.epochs * tokens / looked_at,
+    )  # fmt: skip
 
 
 def _tell(earlier: continuation.Earlier, config: ml_collections.ConfigDict, name: str) -> None:

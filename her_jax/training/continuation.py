@@ -19,6 +19,7 @@ import optax
 from her_jax.errors import ConfigError
 from her_jax.models.config import ModelConfig
 from her_jax.training import checkpoint, lora, saver
+from her_jax.training import origin as origins
 from her_jax.training.state import TrainState, count, moment_shardings
 
 # What goes on in the same workdir.
@@ -49,6 +50,11 @@ class Earlier:
   def before(self) -> dict[str, Any]:
     """The stage's measures before its first step."""
     return dict(self.run["before"])
+
+  @property
+  def origin(self) -> str:
+    """What it started from, as `origin.identity` told it then."""
+    return self.run.get("origin", "")
 
   def load_model(self, mesh: jax.sharding.Mesh) -> checkpoint.Checkpoint:
     """Model and tokenizer, as the training left them.
@@ -108,22 +114,25 @@ def describe(
   config: ml_collections.ConfigDict,
   before: Mapping[str, Any],
   data: str,
+  origin: str = "",
 ) -> dict[str, Any]:
   """What a run says of itself in its checkpoints.
 
   Args:
     before: the stage's measures before its first step, numbers or None.
     data: a fingerprint of the training data.
+    origin: of the weights it started from, see `origin.identity`; "" where it is not known.
   """
   plain = {k: v.item() if hasattr(v, "item") else v for k, v in before.items()}
-  return {"config": _plain(config), "before": plain, "data": data}
+  return {"config": _plain(config), "before": plain, "data": data, "origin": origin}
 
 
 def find(config: ml_collections.ConfigDict, workdir: str) -> Earlier | None:
   """The earlier run that this one goes on with; None where there is none, or it begins anew.
 
   Raises:
-    ConfigError: the workdir holds checkpoints of another config, or none of such a run.
+    ConfigError: the workdir holds checkpoints of another config, of a run from other weights, or
+      none of such a run.
   """
   steps = checkpoint.steps(workdir)
   if not steps or not config.checkpoint.resume:
@@ -150,6 +159,13 @@ def find(config: ml_collections.ConfigDict, workdir: str) -> Earlier | None:
     raise ConfigError(
       f"--workdir={workdir} holds a run of another config: {told}{why}. Continue with the old"
       f" values, or choose another folder; {_ANEW}"
+    )
+  now = origins.identity(config.init_from)
+  if now and run.get("origin") and now != run["origin"]:
+    raise ConfigError(
+      f"--workdir={workdir} holds a run that started from other weights than now lie in"
+      f" config.init_from={config.init_from}, which would not be read: it goes on from its own."
+      f" Put the old ones back or take them away, to continue; or choose another folder; {_ANEW}"
     )
   return Earlier(workdir, steps[-1], run)
 

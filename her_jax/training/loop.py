@@ -12,7 +12,7 @@ import optax
 
 from her_jax import sharding
 from her_jax.models.config import ModelConfig
-from her_jax.training import metrics
+from her_jax.training import lora, metrics
 from her_jax.training.preemption import Notice, Preempted
 from her_jax.training.saver import Saver
 from her_jax.training.speed import Speed
@@ -59,6 +59,7 @@ def fit(
   log_every: int,
   name: str,
   model: ModelConfig | None = None,
+  adapted: lora.Settings | None = None,
   saver: Saver | None = None,
   notice: Notice | None = None,
   workdir: str = "",
@@ -71,7 +72,7 @@ def fit(
   before a state is saved they are, so that none is saved whose loss is no number.
 
   Args:
-    model: what is trained, for its arithmetic.
+    model, adapted: what is trained, for its arithmetic.
     saver: saves when it is due, at the end, and on notice.
     notice: of preemption.
     workdir: where a batch is left whose loss is no number, and a profile; empty: nowhere.
@@ -83,7 +84,7 @@ def fit(
     Preempted: the notice was given; the state is saved.
   """
 
-  speed = Speed(model)
+  speed = Speed(model, adapted=adapted)
 
   def report(done: _Done, measured: Mapping[str, float | None] | None = None) -> None:
     step, batch = done.step, done.batch

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from her_jax.models.config import ModelConfig
+from her_jax.training import lora
 
 # Peak of dense bfloat16 products, FLOP/s a chip, as its vendor states it, by JAX's name for it.
 PEAK = {
@@ -17,15 +18,19 @@ PEAK = {
 _WINDOW = 100
 
 
-def flops_per_token(model: ModelConfig) -> int:
-  """Floating-point operations that training needs for a token: 6 for each weight it meets.
+def flops_per_token(model: ModelConfig, adapted: lora.Settings | None = None) -> int:
+  """Floating-point operations that training needs for a token.
 
-  Forward 2, backward 4 (Kaplan et al., arXiv:2001.08361); the embedding is looked up and not
-  multiplied, and attention's own products, which depend on what sees what, are left out, as is
-  what rematerialisation computes twice. So it is a lower bound.
+  6 for each weight that it meets: forward 2, backward 2 for the gradient of what comes in and 2 for
+  that of the weight (Kaplan et al., arXiv:2001.08361). A weight that is frozen below adapters has
+  none of the last, so 4; the adapters' own have 6. The embedding is looked up and not multiplied;
+  attention's own products, which depend on what sees what, are left out, as is what
+  rematerialisation computes twice. So it is a lower bound.
   """
   table = model.vocab_size * model.hidden_size
   met = model.num_params() - (0 if model.tie_embeddings else table)
+  if adapted and adapted.rank:
+    return 4 * met + 6 * lora.counts(model, adapted)[0]
   return 6 * met
 
 
@@ -36,16 +41,24 @@ class Speed:
   run, which compiles.
   """
 
-  def __init__(self, model: ModelConfig | None, devices: int | None = None):
+  def __init__(
+    self,
+    model: ModelConfig | None,
+    devices: int | None = None,
+    adapted: lora.Settings | None = None,
+  ):
     """Args:
     model: what is trained; None where it is not known, and MFU is missing.
+    adapted: the adapters beside it that are trained in its place, if any.
     devices: chips of all hosts.
     """
     self._seconds: deque[float] = deque(maxlen=_WINDOW)
     self._first = True
     self._devices = devices or jax.device_count()
     peak = PEAK.get(jax.devices()[0].device_kind)
-    self._mfu = flops_per_token(model) / (peak * self._devices) if model and peak else None
+    self._mfu = None
+    if model and peak:
+      self._mfu = flops_per_token(model, adapted) / (peak * self._devices)
 
   def __call__(self, tokens: int, seconds: float, waited: float) -> dict[str, float | None]:
     """The metrics of a step.

@@ -17,7 +17,7 @@ from her_jax.errors import ConfigError
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.models.config import ModelConfig
 from her_jax.roleplay.prompts import Variant
-from her_jax.training import checkpoint, continuation, lora
+from her_jax.training import checkpoint, continuation, lora, origin
 from her_jax.training import optimizer as optimizers
 from her_jax.training import saver as savers
 from her_jax.training.state import TrainState, count
@@ -191,7 +191,7 @@ def test_what_does_not_change_the_training_may_be_another(on_one, fields):
 @pytest.mark.parametrize(
   "fields, told",
   [
-    ({"steps": 9}, "config.steps was 1800 and is 9 .the rates of all steps"),
+    ({"steps": 9}, "config.steps was 450 and is 9 .the rates of all steps"),
     ({"seed": 5}, "config.seed was 0 and is 5"),
     ({"data__workers": 2}, "config.data.workers was 0 and is 2"),
     ({"init_from": "x"}, 'config.init_from was "" and is "x"'),
@@ -205,6 +205,59 @@ def test_another_config_is_refused_with_what_differs(on_one, fields, told):
   with pytest.raises(ConfigError, match=f"{told}.*another folder.*checkpoint.resume=False"):
     continuation.find(_config(**fields), on_one.workdir)
   assert continuation.find(_config(**fields, checkpoint__resume=False), on_one.workdir) is None
+
+
+def _began_from(workdir, source) -> object:
+  """A config of a run, saved in `workdir`, that started from `source`."""
+  config, model = _config(init_from=str(source)), _model(_MODEL, _mesh(1))
+  run = continuation.describe(config, {}, _DATA, origin.identity(config.init_from))
+  tuning = lora.Tuning(model.graphdef)
+  with savers.Saver(str(workdir), config.checkpoint, model, tuning, _batches(), run) as saver:
+    saver.save(_state(model, config, _mesh(1), 3))
+  return config
+
+
+def test_other_weights_under_the_same_path_are_refused(tmp_path):
+  """Those of a stage that has gone on since; gone altogether they are not needed."""
+  _save(tmp_path / "sft", _config(), _mesh(1), steps=(3,))
+  config = _began_from(tmp_path / "run", tmp_path / "sft")
+  workdir = str(tmp_path / "run")
+  assert continuation.find(config, workdir).step == 3
+  shutil.copytree(tmp_path / "sft", tmp_path / "old")
+  shutil.rmtree(tmp_path / "sft")
+  assert continuation.find(config, workdir).step == 3
+  _save(tmp_path / "sft", _config(), _mesh(1), steps=(3,))  # Trained anew.
+  with pytest.raises(ConfigError, match="started from other weights .*sft.*resume=False"):
+    continuation.find(config, workdir)
+  config.checkpoint.resume = False
+  assert continuation.find(config, workdir) is None
+  config.checkpoint.resume = True
+  shutil.rmtree(tmp_path / "sft")
+  shutil.copytree(tmp_path / "old", tmp_path / "sft")
+  assert continuation.find(config, workdir).step == 3
+
+
+@pytest.mark.parametrize("size", [100, 1 << 16, (1 << 16) + 1, 3_000_000])
+@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])
+def test_files_of_weights_are_told_by_their_contents(tmp_path, size, name):
+  rng = np.random.default_rng(0)
+  weights = rng.bytes(size)
+  for folder in ("one", "copy", "end", "other", "longer"):
+    (tmp_path / folder).mkdir()
+  (tmp_path / "one" / name).write_bytes(weights)
+  (tmp_path / "copy" / name).write_bytes(weights)
+  (tmp_path / "end" / name).write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+  (tmp_path / "other" / name).write_bytes(weights[: size // 2] + rng.bytes(size - size // 2))
+  (tmp_path / "longer" / name).write_bytes(weights + b"x")
+  found = [origin.identity(str(tmp_path / f)) for f in ("one", "end", "other", "longer")]
+  assert origin.identity(str(tmp_path / "copy")) == found[0]
+  assert len(set(found)) == 4 and all(found)
+  if name.endswith("gguf"):
+    assert origin.identity(str(tmp_path / "one" / name)) == found[0]
+
+
+def test_what_is_not_there_has_no_identity(tmp_path):
+  assert [origin.identity(s) for s in ("", str(tmp_path), str(tmp_path / "none"))] == [""] * 3
 
 
 def test_other_data_are_refused(on_one):

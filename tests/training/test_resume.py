@@ -3,9 +3,15 @@
 import shutil
 import signal
 
+import jax
+import numpy as np
 import pytest
 
-from her_jax.training import checkpoint, preemption
+from data_pipeline.preferences import corruptions
+from her_jax import sharding
+from her_jax.hf import load as hf_load
+from her_jax.roleplay import schema
+from her_jax.training import checkpoint, metrics, preemption
 from tests.training import short_runs
 
 
@@ -45,6 +51,30 @@ def test_ten_steps_and_ten_are_twenty(settings, tmp_path, workers, packing, micr
   short_runs.assert_equal(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.slow
+def test_a_mixture_goes_on_too(settings, tmp_path):
+  """With its shares told before the first step; another weight is another run."""
+  lines = settings["data.scenes"].read_text(encoding="utf-8").splitlines()
+  for name, own in (("a", lines[:2]), ("b", lines[2:])):
+    (tmp_path / f"{name}.jsonl").write_text("\n".join(own) + "\n", encoding="utf-8")
+  mixed = f"{tmp_path}/a.jsonl:0.8,{tmp_path}/b.jsonl:0.2"
+  settings = settings | {"data.scenes": mixed, "short_copies": False}
+  stop = short_runs.Stop(signal.SIGTERM, 8)
+  code = short_runs.finish(tmp_path / "two", settings, stop)
+  printed = short_runs.log(tmp_path / "two")
+  assert code == preemption.EXIT_CODE, printed
+  told = [line for line in printed.splitlines() if "source /" in line]
+  assert len(told) == 2 and all("epochs of it" in line for line in told)
+  assert "a.jsonl:" in told[0] and "asks for 80.0 % of the tokens" in told[0]
+  assert "b.jsonl:" in told[1] and "asks for 20.0 % of the tokens" in told[1]
+  for name in ("one", "two"):
+    assert short_runs.finish(tmp_path / name, settings) == 0, short_runs.log(tmp_path / name)
+  short_runs.assert_equal(tmp_path / "one", tmp_path / "two")
+  other = settings | {"data.scenes": mixed.replace("0.8", "0.7")}
+  assert short_runs.finish(tmp_path / "two", other) == 1
+  assert "config.data.scenes was" in short_runs.log(tmp_path / "two")
+
+
 @pytest.fixture(scope="module")
 def base(settings, tmp_path_factory):
   """A model that runs with adapters start from."""
@@ -71,6 +101,52 @@ def test_adapters_go_on_from_the_very_base_they_had(settings, base, tmp_path):
   # Another rank is another run.
   assert short_runs.finish(two, settings | {"lora.rank": 8}) == 1
   assert "config.lora.rank was 4 and is 8" in short_runs.log(two)
+
+
+@pytest.mark.slow
+def test_a_judge_of_adapters_goes_on_and_is_exported_merged(settings, base, tmp_path):
+  """What the export holds is what the judge was measured with: base and adapters in one."""
+  pairs = corruptions.make_pairs(schema.read_trajectories(settings["data.scenes"]), 0, 1)
+  schema.write_jsonl(tmp_path / "pairs.jsonl", pairs)
+  settings = settings | {
+    "task": "genrm", "init_from": base, "tokenizer": "", "lora.rank": 4, "data.length": 2000,
+    "data.pairs": tmp_path / "pairs.jsonl", "batch_size": 1, "eval_pairs": 2, "steps": 12,
+    "judge.max_new_tokens": 4, "judge.prompts_per_call": 2, "judge.prompt_length": 1000,
+    "optimizer.name": "adamw",
+  }  # fmt: skip
+  del settings["eval_samples"]
+  stop = short_runs.Stop(signal.SIGTERM, 5)
+  code = short_runs.finish(tmp_path / "two", settings, stop)
+  assert code == preemption.EXIT_CODE, short_runs.log(tmp_path / "two")
+  for name in ("one", "two"):
+    assert short_runs.finish(tmp_path / name, settings) == 0, short_runs.log(tmp_path / name)
+  short_runs.assert_equal(tmp_path / "one", tmp_path / "two")
+  told = [
+    line.partition("held-out pairs: ")[2]
+    for name in ("one", "two")
+    for line in short_runs.log(tmp_path / name).splitlines()
+    if "held-out pairs: " in line
+  ]
+  assert len(told) == 2 and told[0] == told[1]
+  losses = [row["loss"] for row in metrics.read(tmp_path / "one" / "metrics.jsonl")]
+  assert losses[-1] < losses[0]
+
+  source = {"task": "export", "source": tmp_path / "one", "output": tmp_path / "hf"}
+  assert short_runs.finish(tmp_path / "export", source) == 0, short_runs.log(tmp_path / "export")
+  mesh = sharding.make_mesh(devices=jax.devices()[:1])
+  _, _, exported = hf_load.load(tmp_path / "hf", mesh=mesh, param_dtype="float32")
+  _, _, merged, *_ = checkpoint.load_params(str(tmp_path / "one"), mesh, "one")
+  _, _, before, *_ = checkpoint.load_params(str(base), mesh, "base")
+  moved = []
+  for (path, one), two, old in zip(
+    jax.tree.leaves_with_path(exported),
+    jax.tree.leaves(merged),
+    jax.tree.leaves(before),
+    strict=True,
+  ):
+    np.testing.assert_array_equal(one, two, jax.tree_util.keystr(path))
+    moved.append(not np.array_equal(one, old))
+  assert sum(moved) == 7  # The matrices of attention and MLP, each of all layers.
 
 
 @pytest.mark.exhaustive
