@@ -132,7 +132,9 @@ def test_a_judge_of_adapters_goes_on_and_is_exported_merged(settings, base, tmp_
   assert losses[-1] < losses[0]
 
   source = {"task": "export", "source": tmp_path / "one", "output": tmp_path / "hf"}
-  assert short_runs.finish(tmp_path / "export", source) == 0, short_runs.log(tmp_path / "export")
+  assert short_runs.finish(tmp_path / "export", source) == 0, short_runs.log(
+    tmp_path / "export"
+  )
   mesh = sharding.make_mesh(devices=jax.devices()[:1])
   _, _, exported = hf_load.load(tmp_path / "hf", mesh=mesh, param_dtype="float32")
   _, _, merged, *_ = checkpoint.load_params(str(tmp_path / "one"), mesh, "one")
