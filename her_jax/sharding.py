@@ -105,12 +105,13 @@ class Rules:
   head_dim: MeshAxes = None
   vocab: MeshAxes = "tensor"
   rank: MeshAxes = None
-  # Activations. slots are keys and values, of which each query needs all.
+  # Activations. slots, and pages of them, are keys and values, of which each query needs all.
   batch: MeshAxes = ("data", "fsdp")
   lookup_batch: MeshAxes = "data"
   lookup_embed: MeshAxes = "fsdp"
   length: MeshAxes = "context"
   slots: MeshAxes = None
+  pages: MeshAxes = None
   act_embed: MeshAxes = None
 
   def spec(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from her_jax import sharding
 from her_jax.hf import load
 from her_jax.inference.batches import Limits
 from her_jax.inference.cache import OutOfPages
@@ -136,6 +137,20 @@ def test_log_probabilities_are_the_trainers(engines, model, temperature):
     logits = trainer.logits(hidden)[0, :, :_VALID] / temperature
     wanted = jax.nn.log_softmax(logits)[jnp.arange(count - 1), ids[0, 1:]]
     np.testing.assert_allclose(completion.logprobs, wanted[len(prompt) - 1 :], atol=1e-4)
+
+
+def test_the_chips_of_a_host_share_the_work(model, engines):
+  wanted = engines().generate(_PROMPTS, Sampling(max_tokens=10, temperature=0))
+  mesh = sharding.make_mesh(tensor=2, fsdp=1, devices=jax.devices()[:2])
+  params = jax.device_put(model[1], sharding.shardings(model[1], mesh))
+  with jax.set_mesh(mesh):
+    engine = Engine(_CONFIG, model[0], params, _SMALL, valid_vocab=_VALID)
+    assert engine._pool.keys.sharding.spec[2] == "tensor"
+    found = engine.generate(_PROMPTS, Sampling(max_tokens=10, temperature=0))
+    assert engine._pool.keys.sharding.spec[2] == "tensor"
+  assert _ids(found) == _ids(wanted)
+  for ours, theirs in zip(found, wanted, strict=True):
+    np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-5)
 
 
 def test_what_is_shared_is_read_once(engines):
