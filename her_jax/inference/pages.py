@@ -42,9 +42,10 @@ class Pool(struct.PyTreeNode):
   """The pages of one engine.
 
   Attributes:
-    keys: [layers, pages, kv_heads, head_dim, page_size], rotated. Slots are last, because XLA's
-      CPU backend takes twice as long for q · kᵀ of few queries where they are not.
-    values: [layers, pages, kv_heads, page_size, head_dim].
+    keys: [layers, pages, page_size, kv_heads, head_dim], rotated. A token's numbers lie together:
+      in another order a TPU would copy all pages twice a layer, between the order in which it
+      writes and that in which it reads.
+    values: the same shape.
   """
 
   keys: jax.Array
@@ -53,15 +54,10 @@ class Pool(struct.PyTreeNode):
 
 def init_pool(config: ModelConfig, pages: int, page_size: int) -> Pool:
   """`pages` empty pages, that of `SCRATCH` among them, in `config.dtype`."""
-
-  def empty(**sizes: int) -> jax.Array:
-    shape = (config.num_layers, pages, config.num_kv_heads, *sizes.values())
-    return constrain(jnp.zeros(shape, config.dtype), "layers", "pages", "kv_heads", *sizes)
-
-  return Pool(
-    keys=empty(head_dim=config.head_dim, slots=page_size),
-    values=empty(slots=page_size, head_dim=config.head_dim),
-  )
+  shape = (config.num_layers, pages, page_size, config.num_kv_heads, config.head_dim)
+  names = ("layers", "pages", "slots", "kv_heads", "head_dim")
+  empty = lambda: constrain(jnp.zeros(shape, config.dtype), *names)
+  return Pool(keys=empty(), values=empty())
 
 
 class Groups(struct.PyTreeNode):
@@ -119,11 +115,11 @@ class PagedCache(struct.PyTreeNode):
     self, layer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array | None
   ) -> tuple[jax.Array, "PagedCache"]:
     """As `Cache.attend`, of one row."""
-    page_size = self.pool.values.shape[3]
+    page_size = self.pool.values.shape[2]
     page, slot = self.slots // page_size, self.slots % page_size
     pool = self.pool.replace(
-      keys=self.pool.keys.at[layer, page, :, :, slot].set(k[0]),
-      values=self.pool.values.at[layer, page, :, slot].set(v[0]),
+      keys=self.pool.keys.at[layer, page, slot].set(k[0]),
+      values=self.pool.values.at[layer, page, slot].set(v[0]),
     )
     mixed = paged_attention(q[0], pool, layer, self.positions, self.lists, self.places)
     return mixed[None], self.replace(pool=pool)
@@ -155,7 +151,7 @@ def paged_attention(
     [tokens, heads, head_dim], in q's dtype; zeros for a query without groups.
   """
   tokens, heads, head_dim = q.shape
-  kv_heads = pool.keys.shape[2]
+  kv_heads = pool.keys.shape[3]
   scaled = (q * head_dim**-0.5).reshape(tokens, kv_heads, heads // kv_heads, head_dim)
   # One more, which stands for no query, and for no group among the results.
   scaled = jnp.pad(scaled, ((0, 1), (0, 0), (0, 0), (0, 0)))
@@ -178,7 +174,7 @@ def _attend(
   """
   count, wide = groups.block, groups.wide
   _, kv_heads, group, head_dim = q.shape
-  page_size = pool.values.shape[3]
+  page_size = pool.values.shape[2]
   rows, shared = groups.queries.shape
   stacked = (count, wide, kv_heads, shared * group)
   slot = jnp.arange(page_size)
@@ -197,7 +193,7 @@ def _attend(
       )
       # The mode spares a check of every number that is copied, which takes as long as the copy.
       k, v = (x.at[layer, page].get(mode="promise_in_bounds") for x in (pool.keys, pool.values))
-      scores = jnp.einsum("nwkqd,nwkds->nwkqs", ours, k, preferred_element_type=jnp.float32)
+      scores = jnp.einsum("nwkqd,nwskd->nwkqs", ours, k, preferred_element_type=jnp.float32)
       inside = (low[..., None] <= slot) & (slot < high[..., None])
       past = (first[..., None] + slot)[:, :, None] <= at
       seen = inside[:, :, None] & past  # [count, wide, shared, slots]
@@ -206,7 +202,7 @@ def _attend(
       top = jnp.maximum(peak, jnp.max(scores, axis=(1, 5)))
       weights = jnp.exp(scores - top[:, None, ..., None])
       parts = jnp.einsum(
-        "nwkqs,nwksd->nwkqd", weights.astype(v.dtype).reshape(*stacked, page_size), v,
+        "nwkqs,nwskd->nwkqd", weights.astype(v.dtype).reshape(*stacked, page_size), v,
         preferred_element_type=jnp.float32,
       )  # fmt: skip
       kept = jnp.exp(peak - top)

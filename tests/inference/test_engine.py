@@ -145,9 +145,9 @@ def test_the_chips_of_a_host_share_the_work(model, engines):
   params = jax.device_put(model[1], sharding.shardings(model[1], mesh))
   with jax.set_mesh(mesh):
     engine = Engine(_CONFIG, model[0], params, _SMALL, valid_vocab=_VALID)
-    assert engine._pool.keys.sharding.spec[2] == "tensor"
+    assert engine._pool.keys.sharding.spec[3] == "tensor"
     found = engine.generate(_PROMPTS, Sampling(max_tokens=10, temperature=0))
-    assert engine._pool.keys.sharding.spec[2] == "tensor"
+    assert engine._pool.keys.sharding.spec[3] == "tensor"
   assert _ids(found) == _ids(wanted)
   for ours, theirs in zip(found, wanted, strict=True):
     np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-5)

@@ -54,10 +54,8 @@ def test_every_query_sees_its_path_and_nothing_else(prompts, steps):
   rng = np.random.default_rng(0)
   # What nobody has written is no number of anybody's: it must not be read.
   junk = lambda *shape: jnp.asarray(1e3 * rng.normal(size=shape).astype(np.float32))
-  pool = Pool(
-    keys=junk(1, _LIMITS.pages, _KV_HEADS, _HEAD, 4),
-    values=junk(1, _LIMITS.pages, _KV_HEADS, 4, _HEAD),
-  )
+  shape = (1, _LIMITS.pages, _LIMITS.page_size, _KV_HEADS, _HEAD)
+  pool = Pool(keys=junk(*shape), values=junk(*shape))
   active = []
   for i, ids in enumerate(prompts):
     request = Request(i, list(ids), Sampling(), room=10)
