@@ -79,12 +79,15 @@ def test_killed_within_a_save(settings, unbroken, tmp_path, moments):
 
 
 @pytest.mark.parametrize(
-  "kills",
-  [pytest.param(5, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.exhaustive)],
+  "kills, steps",
+  [
+    pytest.param(3, 20, marks=pytest.mark.slow),
+    pytest.param(20, 60, marks=pytest.mark.exhaustive),
+  ],
 )
-def test_kills_at_random_moments(settings, unbroken, tmp_path, kills):
+def test_kills_at_random_moments(settings, unbroken, tmp_path, kills, steps):
   """Each within the next few steps of a run that saves every other step."""
-  settings = settings | {"steps": 60}
+  settings = settings | {"steps": steps}
   workdir, chance = tmp_path / "broken", random.Random(0)
   within_a_save, newest = 0, 0
   for _ in range(kills):
@@ -97,9 +100,9 @@ def test_kills_at_random_moments(settings, unbroken, tmp_path, kills):
       newest = _load_newest(workdir)
     assert newest >= begun
   assert short_runs.finish(workdir, settings) == 0, short_runs.log(workdir)
-  print(f"{kills} kills, {within_a_save} within a save; the last at step {newest} of 60")
+  print(f"{kills} kills, {within_a_save} within a save; the last at step {newest} of {steps}")
   assert newest and (kills < 20 or (within_a_save and newest >= 20))
-  short_runs.assert_equal(unbroken(60), workdir)
+  short_runs.assert_equal(unbroken(steps), workdir)
 
 
 @pytest.mark.slow
