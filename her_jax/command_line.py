@@ -40,11 +40,11 @@ _NAMES = (
 # The least that a number may be -> the fields, where the task has them.
 _LEAST = {
   0: (
-    "seed", "steps", "eval_samples", "eval_pairs", "eval_every", "checkpoint.every", "data.workers",
+    "steps", "judge.history", "eval_samples", "eval_pairs", "eval_every", "checkpoint.every", "data.workers",
     "profile.step", "profile.steps",
   ),
   1: (
-    "batch_size", "micro_batches", "log_every", "cpu_devices", "checkpoint.keep", "data.length",
+    "batch_size", "micro_batches", "tokenizer_vocab", "log_every", "cpu_devices", "checkpoint.keep", "data.length",
     "data.eval_length", "data.eval_batch_size",
     *(f"{section}.{field}" for section in ("sampling", "judge")
       for field in ("prompt_length", "max_new_tokens", "prompts_per_call")),
@@ -59,6 +59,7 @@ _RANGES = (
      "optimizer.warmup_steps", "context_weight", "name_weight", "verdict_weight",
      "sampling.temperature"),
   ),
+  (0.0, 2.0**63, "[)", ("seed",)),
   (0.0, math.inf, "()", ("optimizer.muon_scale",)),
   (0.0, math.inf, "(]", ("optimizer.clip_norm",)),  # inf: nothing is clipped.
   (0.0, 1.0, "[)", ("optimizer.b1", "optimizer.b2", "optimizer.ema")),

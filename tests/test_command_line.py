@@ -20,6 +20,9 @@ def _set(config, field, value):
     ("optimizer.learning_rate", float("nan"), "nan; it must be a number, 0 or more"),
     ("optimizer.learning_rate", float("inf"), "inf; it must be"),
     ("optimizer.learning_rate", -1e-3, "-0.001; it must be"),
+    ("seed", 2**63, "0 or more and below 9.22337e.18"),
+    ("seed", -1, "0 or more"),
+    ("tokenizer_vocab", -5, "1 or more"),
     ("optimizer.weight_decay", -0.1, "0 or more"),
     ("optimizer.final_scale", float("nan"), "0 or more"),
     ("optimizer.warmup_steps", -1, "0 or more"),
@@ -63,6 +66,13 @@ def test_the_ends_of_a_range_are_in_it(field, value):
 @pytest.mark.parametrize("module", [sft, genrm, rl, quickstart])
 def test_the_presets_pass(module):
   command_line.check(module.get_config("tiny"))
+
+
+def test_the_judge_sees_no_negative_number_of_turns():
+  config = genrm.get_config("tiny")
+  config.judge.history = -1
+  with pytest.raises(ConfigError, match="config.judge.history is -1; it must be 0 or more"):
+    command_line.check(config)
 
 
 def test_of_several_stages_the_one_at_fault_is_named():

@@ -170,7 +170,7 @@ _MISTAKES = {
     )
   },
   "a workdir below a file": (
-    (_SFT, *_QUICK, "--workdir={folder}/out/checkpoints/../../scenes.jsonl/run"),
+    (_SFT, *_QUICK, "--workdir=/dev/null/run"),
     ("--workdir=", "cannot be made", "choose another folder"),
   ),
   "a mesh that does not fit": ((_SFT, *_QUICK, "--config.mesh.tensor=3"), ("tensor=3",)),
