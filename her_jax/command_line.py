@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 import errno
 import functools
+import math
 import os
 import re
 import runpy
@@ -18,11 +19,12 @@ from her_jax.errors import ConfigError
 from her_jax.models.config import PRESETS, Remat
 from her_jax.roleplay.schema import DataError
 from her_jax.training import lora, preemption
-from her_jax.training.loop import NotFinite
+from her_jax.training.loop import NotFinite, WorkerLost
 
 # What a user can mend: shown as a message, without a traceback.
 _EXPECTED = (
-  DataError, ConfigError, NotFinite, FileNotFoundError, FileExistsError, NotADirectoryError,
+  DataError, ConfigError, NotFinite, WorkerLost, FileNotFoundError, FileExistsError,
+  NotADirectoryError,
 )  # fmt: skip
 # Of what a disk refuses: that it is full, or that it may not be written.
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -38,16 +40,31 @@ _NAMES = (
 # The least that a number may be -> the fields, where the task has them.
 _LEAST = {
   0: (
-    "seed", "steps", "eval_samples", "eval_pairs", "eval_every", "checkpoint.every", "data.workers",
+    "steps", "judge.history", "eval_samples", "eval_pairs", "eval_every", "checkpoint.every", "data.workers",
     "profile.step", "profile.steps",
   ),
   1: (
-    "batch_size", "micro_batches", "log_every", "cpu_devices", "checkpoint.keep", "data.length",
+    "batch_size", "micro_batches", "tokenizer_vocab", "log_every", "cpu_devices", "checkpoint.keep", "data.length",
     "data.eval_length", "data.eval_batch_size",
     *(f"{section}.{field}" for section in ("sampling", "judge")
       for field in ("prompt_length", "max_new_tokens", "prompts_per_call")),
   ),
 }  # fmt: skip
+
+# The fields that are no sizes -> the least they may be, and the most or what they stay below.
+_RANGES = (
+  (
+    0.0, math.inf, "[)",
+    ("optimizer.learning_rate", "optimizer.weight_decay", "optimizer.final_scale",
+     "optimizer.warmup_steps", "context_weight", "name_weight", "verdict_weight",
+     "sampling.temperature"),
+  ),
+  (0.0, 2.0**63, "[)", ("seed",)),
+  (0.0, math.inf, "()", ("optimizer.muon_scale",)),
+  (0.0, math.inf, "(]", ("optimizer.clip_norm",)),  # inf: nothing is clipped.
+  (0.0, 1.0, "[)", ("optimizer.b1", "optimizer.b2", "optimizer.ema")),
+  (0.0, 1.0, "[]", ("data.word_dropout",)),
+)  # fmt: skip
 
 
 def run(
@@ -143,6 +160,12 @@ def check(config: ml_collections.ConfigDict, prefix: str = "config") -> None:
     for field in fields:
       if _has(config, field.split(".")) and (size := _get(config, field)) < least:
         raise ConfigError(f"{prefix}.{field} is {size}; it must be {least} or more")
+  for low, high, ends, fields in _RANGES:
+    for field in fields:
+      if _has(config, field.split(".")) and not _within(_get(config, field), low, high, ends):
+        raise ConfigError(
+          f"{prefix}.{field} is {_get(config, field)}; {_told(low, high, ends)}"
+        )
   rows = config.get("batch_size", 0)
   if rows % config.get("micro_batches", 1):
     raise ConfigError(
@@ -154,6 +177,18 @@ def check(config: ml_collections.ConfigDict, prefix: str = "config") -> None:
   for name, section in config.items():
     if isinstance(section, ml_collections.ConfigDict) and "task" in section:
       check(section, f"{prefix}.{name}")
+
+
+def _within(value: float, low: float, high: float, ends: str) -> bool:
+  """Whether a number is in a range whose `ends` are its own, as in "[)"; NaN is in none."""
+  above = value >= low if ends[0] == "[" else value > low
+  return above and (value <= high if ends[1] == "]" else value < high)
+
+
+def _told(low: float, high: float, ends: str) -> str:
+  least = f"{low:g} or more" if ends[0] == "[" else f"above {low:g}"
+  most = {"]": f" and at most {high:g}", ")": f" and below {high:g}"}[ends[1]]
+  return f"it must be a number, {least}" + (most if math.isfinite(high) else "")
 
 
 def _unknown_fields(argv: Sequence[str]) -> list[str]:

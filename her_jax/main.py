@@ -76,7 +76,12 @@ def main(argv: Sequence[str]) -> None:
     continuation.find(config, workdir)  # Refuses before the old config.json is written over.
 
   folder = epath.Path(workdir)
-  folder.mkdir(parents=True, exist_ok=True)
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ConfigError(
+      f"--workdir={workdir} cannot be made ({error.strerror}); choose another folder"
+    ) from None
   if jax.process_index() == 0:
     (folder / "config.json").write_text(config.to_json_best_effort(indent=2))
 

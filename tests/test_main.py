@@ -169,6 +169,10 @@ _MISTAKES = {
       ("genrm", "checkpoint.keep", 0),
     )
   },
+  "a workdir below a file": (
+    (_SFT, *_QUICK, "--workdir=/dev/null/run"),
+    ("--workdir=", "cannot be made", "choose another folder"),
+  ),
   "a mesh that does not fit": ((_SFT, *_QUICK, "--config.mesh.tensor=3"), ("tensor=3",)),
   "a model that is too large": (
     ("--config=configs/sft.py:qwen3-32b",),

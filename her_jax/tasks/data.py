@@ -100,6 +100,8 @@ def _load(named: sources.Named, task: str, needed: str) -> Source:
       require_proof(path, purpose)
     scenes = schema.read_trajectories(path)
     train, heldout = ([s for s in scenes if s.split == split] for split in ("train", "heldout"))
+  if not (train or heldout):
+    raise DataError(f"{path}: holds no scene; pass a file with one JSON object a line")
   if not (train if needed == "train" else heldout):
     raise DataError(
       f"{path}: no scene has split {needed!r}, which {task} needs; set the field 'split'"

@@ -10,8 +10,9 @@ from etils import epath
 import jax
 import ml_collections
 
-from data_pipeline import loaders
+from data_pipeline import files, loaders
 from her_jax import sharding
+from her_jax.errors import ConfigError
 from her_jax.roleplay import chat
 from her_jax.training import checkpoint, lora
 from her_jax.training import step as steps
@@ -112,7 +113,7 @@ class Intervals:
     checkpoint.save(folder, step, model.config, params, model.tokenizer, model.variant)
     if jax.process_index() == 0:
       told = json.dumps({"step": step, "heldout_loss": self._best})
-      (self._folder / "best.json").write_text(told + "\n")
+      files.write_whole(self._folder / "best.json", told + "\n")
       for at in old:
         checkpoint.folder(folder, at).rmtree()
 
@@ -120,5 +121,11 @@ class Intervals:
     path = self._folder / "best.json"
     if not after or not path.exists():
       return None
-    found = json.loads(path.read_text())
-    return found["heldout_loss"] if found["step"] <= after else None
+    try:
+      found = json.loads(path.read_text())
+      return float(found["heldout_loss"]) if found["step"] <= after else None
+    except (ValueError, KeyError, TypeError):
+      raise ConfigError(
+        f"{path} is damaged: it tells no step and held-out loss; delete it, and the best model is"
+        f" sought from step {after} on"
+      ) from None

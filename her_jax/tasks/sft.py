@@ -128,7 +128,8 @@ class Measure:
   def __call__(self, params: Any, when: str) -> dict[str, Any]:
     """What `HeldOut` and `policy.describe` give."""
     if not self._turns:
-      why = "eval_samples is 0" if self._scenes else "no scene is held out (split)"
+      why = "no held-out turn has a plan" if self._scenes else "no scene is held out (split)"
+      why = why if self._config.eval_samples else "eval_samples is 0"
       logging.info("%s: nothing is measured, as %s", when, why)
       return {"heldout_loss": None, "grammar_valid": None}
     losses = self.heldout(params)

@@ -92,6 +92,7 @@ def fit(
   )  # fmt: skip
   if isinstance(rows, mixing.Mixture):
     _tell_mixture(rows, config, config.steps * per_step * (1 - padding))
+  _tell_what_is_never_due(config, heldout, name)
   optimizer, schedule = optimizers.build(config.optimizer, config.steps)
   loss_fn = steps.next_token_loss(len(model.tokenizer))
   settings = lora.settings(config.lora)
@@ -163,6 +164,22 @@ def _tell_mixture(
       " %.0f it has %.1f %%, and %.1f %% of the loss's weight; %d steps are %.2f epochs of it",
       part.name, len(part.rows), part.tokens, part.weight, 100 * part.weight / whole, looked_at,
       100 * found.tokens, 100 * found.loss, config.steps, found.epochs * tokens / looked_at,
+    )  # fmt: skip
+
+
+def _tell_what_is_never_due(
+  config: ml_collections.ConfigDict, heldout: HeldOut, name: str
+) -> None:
+  for field, step in (("eval_every", config.eval_every), ("profile.step", config.profile.step)):
+    if step > config.steps:
+      logging.warning(
+        "%s: config.%s is %d, after the last of %d steps: it is never due",
+        name, field, step, config.steps,
+      )  # fmt: skip
+  if config.eval_every and not heldout:
+    logging.warning(
+      "%s: config.eval_every is %d, and nothing that could be measured is held out (split)",
+      name, config.eval_every,
     )  # fmt: skip
 
 

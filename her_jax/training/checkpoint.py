@@ -10,7 +10,9 @@ Beside them lies what training goes on from, see `saver`; nothing here reads it.
 from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
+import logging as standard_logging
 import shutil
+import sys
 from typing import Any, Literal
 
 from absl import logging
@@ -278,7 +280,7 @@ def read(
 ) -> Any:
   """One part of a checkpoint, or a ConfigError with the mend and what Orbax says of it."""
   try:
-    with _quiet():
+    with _quiet(), _first_error_alone():
       return ocp.load_checkpointables(path.as_posix(), {part: abstract})[part]
   except (MemoryError, jax.errors.JaxRuntimeError):
     raise
@@ -327,6 +329,28 @@ def _quiet() -> Iterator[None]:
   finally:
     logging.set_verbosity(before)
     logger.removeFilter(no_traceback)
+
+
+@contextlib.contextmanager
+def _first_error_alone() -> Iterator[None]:
+  """Keeps quiet about the other arrays where the reading of one has failed.
+
+  They fail too, some after the error was raised: asyncio prints a traceback of each when the
+  process ends, and TensorStore one where the event loop that it reports to is closed by then.
+  """
+  hook = sys.unraisablehook
+
+  def tell(unraisable: Any) -> None:
+    if "Event loop is closed" not in str(unraisable.exc_value):
+      hook(unraisable)
+
+  sys.unraisablehook = tell
+  try:
+    yield
+  except Exception:
+    standard_logging.getLogger("asyncio").setLevel(standard_logging.CRITICAL)
+    raise
+  sys.unraisablehook = hook
 
 
 def _pure(params: nnx.State) -> Any:

@@ -64,6 +64,11 @@ class Earlier:
     """
     try:
       return checkpoint.load(self.workdir, mesh, "workdir")
+    except FileNotFoundError as error:
+      raise ConfigError(
+        f"--workdir={self.workdir} has lost a file of its run: {str(error).partition(';')[0]}; copy it"
+        f" back, or choose another folder; {_ANEW}"
+      ) from error
     except ConfigError as error:
       raise ConfigError(f"{error}. Or else {_mend(self.workdir)}") from error
 
@@ -90,7 +95,8 @@ class Earlier:
     if self.run["data"] != data:
       raise ConfigError(
         f"--workdir={self.workdir} holds a run of other training data than the config names now:"
-        f" the files have changed since. Put the old ones back, or choose another folder; {_ANEW}"
+        f" the files, or the tokenizer in the folder, have changed since. Put the old ones back,"
+        f" or choose another folder; {_ANEW}"
       )
     path = checkpoint.folder(self.workdir, self.step)
     saved = ModelConfig(**checkpoint.read(path, "meta", None)["model"])

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import pathlib
+import re
 import time
 from typing import Any, Protocol
 
@@ -43,6 +44,10 @@ class Evaluate(Protocol):
   def __call__(self, state: TrainState, step: int) -> Mapping[str, float | None]: ...
 
 
+class WorkerLost(RuntimeError):
+  """A process that prepares batches has ended before its time."""
+
+
 class NotFinite(RuntimeError):
   """The loss, or its gradient, is no longer a number."""
 
@@ -80,6 +85,7 @@ def fit(
     profile: a step, and how many from it on the profiler watches; see `workdir/profile`.
 
   Raises:
+    WorkerLost: a process that prepares batches was killed or failed.
     NotFinite: loss or gradient of a step is NaN or infinite; at most one step later.
     Preempted: the notice was given; the state is saved.
   """
@@ -125,7 +131,7 @@ def fit(
         jax.profiler.start_trace(f"{workdir}/profile")
         profiled = step + profile[1] - 1
       began = time.perf_counter()
-      batch = next(batches)
+      batch = _next(batches, name, step)
       waited = time.perf_counter() - began
       state, found = step_fn(state, sharding.to_global(batch, mesh))
       settle()
@@ -154,6 +160,20 @@ def fit(
     if saver:
       saver.save(state)
   return state
+
+
+def _next(batches: Iterator[dict[str, np.ndarray]], name: str, step: int) -> Any:
+  try:
+    return next(batches)
+  except RuntimeError as error:  # Grain has no type of its own for it.
+    if not (found := re.search(r"Worker process .* exit code (-?\d+)", str(error))):
+      raise
+    raise WorkerLost(
+      f"{name}: before step {step} a process that prepares batches ended with exit code"
+      f" {found[1]}{' (killed, as where memory runs out)' if found[1] == '-9' else ''}. The same"
+      f" command continues from the newest checkpoint; --config.data.workers says how many of them"
+      f" there are"
+    ) from error
 
 
 def _leave(batch: dict[str, np.ndarray], step: int, workdir: str) -> pathlib.Path:

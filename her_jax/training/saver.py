@@ -85,6 +85,7 @@ class Saver:
     self.wait()
     if step in checkpoint.steps(self._workdir):
       return
+    self._mend_workdir()
     params = self._tuning.whole(state.params)
     parts = checkpoint.parts(step, self._model.config, params, self._model.variant)
     parts |= {
@@ -94,6 +95,18 @@ class Saver:
     }
     path = checkpoint.folder(self._workdir, step)
     self._saving = ocp.save_checkpointables_async(path.as_posix(), parts)
+
+  def _mend_workdir(self) -> None:
+    """Writes the tokenizer again where somebody has removed it, without which all is of no use."""
+    if self._model.tokenizer is None or (epath.Path(self._workdir) / "tokenizer").exists():
+      return
+    logging.error(
+      "%s was removed, or what was in it, while the run was writing into it: metrics and older"
+      " checkpoints are lost; what is saved from here on is whole",
+      self._workdir,
+    )
+    epath.Path(self._workdir).mkdir(parents=True, exist_ok=True)
+    checkpoint.write_tokenizer(self._workdir, self._model.tokenizer)
 
   def wait(self) -> None:
     """Waits until what was begun is on the disk, then removes what is more than `keep`."""
@@ -135,5 +148,8 @@ def _remove(path: epath.Path) -> None:
 
 def _no_orbax_chatter(record: standard_logging.LogRecord) -> bool:
   """Keeps Orbax's account of its own work, from threads of its own, out of the run's log."""
-  ours = "/orbax/" not in record.pathname
-  return ours or (record.levelno > standard_logging.INFO and not record.exc_info)
+  if "/orbax/" not in record.pathname:
+    return True
+  if "Skipping merge of OCDBT" in record.getMessage():  # `data` and `run` hold no arrays.
+    return False
+  return bool(record.levelno > standard_logging.INFO and not record.exc_info)

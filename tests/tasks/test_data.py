@@ -131,6 +131,13 @@ def test_a_folder_without_data_or_purpose_says_what_to_pass(corpus, tmp_path):
     data.load_pairs(_config("genrm", scenes=out / "splits"), data.Scenes([], []))
 
 
+@pytest.mark.parametrize("text", ["", "\n", " \n\n"])
+def test_a_file_without_scenes_says_so(tmp_path, text):
+  (tmp_path / "none.jsonl").write_text(text)
+  with pytest.raises(DataError, match="none.jsonl: holds no scene; pass a file"):
+    data.load_scenes(_config("sft", scenes=tmp_path / "none.jsonl"))
+
+
 def test_judgements_are_read_by_pair(corpus, tmp_path):
   out, _ = corpus
   pairs = schema.read_pairs(out / "pairs.jsonl")

@@ -327,6 +327,27 @@ def test_too_little_space_is_told_before_the_first_step(tmp_path, monkeypatch):
   saver.require_space(state)
 
 
+def test_a_workdir_that_is_removed_is_whole_again_at_the_next_save(tmp_path, caplog):
+  """With the tokenizer, without which its checkpoints cannot be loaded."""
+  workdir, config, mesh = tmp_path / "run", _config(), _mesh(1)
+  tokenizer = hf_tokenizer.train(["Una waits."], 300)
+  model = dataclasses.replace(_model(_MODEL, mesh), tokenizer=tokenizer)
+  checkpoint.write_tokenizer(str(workdir), tokenizer)
+  tuning, run = lora.Tuning(model.graphdef), continuation.describe(config, {}, _DATA)
+  with (
+    savers.Saver(str(workdir), config.checkpoint, model, tuning, _batches(), run) as saver,
+    caplog.at_level("ERROR"),
+  ):
+    saver.save(_state(model, config, mesh, 1))
+    saver.wait()
+    assert not caplog.messages
+    shutil.rmtree(workdir)
+    saver.save(_state(model, config, mesh, 2))
+  assert len(caplog.messages) == 1 and "was removed" in caplog.messages[0]
+  assert checkpoint.load(str(workdir), mesh, "workdir").step == 2
+  assert continuation.find(config, str(workdir)).step == 2
+
+
 def test_a_state_may_be_donated_while_it_is_saved(tmp_path):
   config, mesh = _config(), _mesh(1)
   model = _model(dataclasses.replace(_MODEL, hidden_size=256, intermediate_size=1024), mesh)

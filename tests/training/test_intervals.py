@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from her_jax import sharding
+from her_jax.errors import ConfigError
+from her_jax.tasks.heldout import Intervals
 from her_jax.training import checkpoint, metrics
 from tests.training import short_runs
 
@@ -56,3 +58,12 @@ def test_the_best_is_kept_and_a_kill_changes_nothing(settings, tmp_path):
   loaded = checkpoint.load(str(one / "best"), mesh, "init_from")
   assert loaded.step == best
   assert np.isfinite(np.asarray(loaded.params["embedding"].get_value())).all()
+
+
+@pytest.mark.parametrize("text", ["", '{"step": 2, "hel', "3", '{"step": 2}', '{"step": "x"}'])
+def test_a_damaged_note_of_the_best_is_named(tmp_path, text):
+  (tmp_path / "best").mkdir()
+  (tmp_path / "best" / "best.json").write_text(text)
+  with pytest.raises(ConfigError, match="best/best.json is damaged.*delete it.*from step 3 on"):
+    Intervals(2, None, None, None, str(tmp_path), 3)
+  assert Intervals(2, None, None, None, str(tmp_path), 0)._best is None  # A new run.

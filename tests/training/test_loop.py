@@ -2,14 +2,17 @@
 
 import itertools
 import json
+import multiprocessing
 import struct
 
+from absl import flags
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
+from data_pipeline import loaders, trees
 from her_jax import sharding
 from her_jax.training import loop, metrics
 from her_jax.training.state import TrainState
@@ -46,6 +49,34 @@ def fit(tmp_path):
     return metrics.read(tmp_path / "metrics.jsonl")
 
   return run
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_ends_the_run_in_words():
+  if not flags.FLAGS.is_parsed():  # Grain hands them on to its workers.
+    flags.FLAGS.mark_as_parsed()
+  rows = [trees.lay_out([1, 2, 3], [], trunk_weight=1.0)] * 8
+  stream = iter(
+    loaders.batches(rows, length=4, batch_size=1, seed=0, pad_id=0, workers=1, packing=False)
+  )
+  next(stream)
+  (worker,) = multiprocessing.active_children()
+  worker.kill()
+  told = "SFT: before step 7 a process that prepares batches ended with exit code -9 .killed"
+  with pytest.raises(loop.WorkerLost, match=f"{told}.*The same command continues"):
+    while True:  # What it had prepared is there still.
+      loop._next(stream, "SFT", 7)
+
+
+def test_other_errors_of_the_data_are_raised_as_they_are():
+  def broken():
+    yield 1
+    raise RuntimeError("another")
+
+  stream = broken()
+  assert loop._next(stream, "SFT", 1) == 1
+  with pytest.raises(RuntimeError, match="^another$"):
+    loop._next(stream, "SFT", 2)
 
 
 @pytest.mark.parametrize("losses", [[3.0], [3.0, 2.0, 1.0]])

@@ -1,5 +1,6 @@
 """A run that is stopped and continued ends as one that was not, bit for bit."""
 
+import json
 import shutil
 import signal
 
@@ -101,6 +102,60 @@ def test_adapters_go_on_from_the_very_base_they_had(settings, base, tmp_path):
   # Another rank is another run.
   assert short_runs.finish(two, settings | {"lora.rank": 8}) == 1
   assert "config.lora.rank was 4 and is 8" in short_runs.log(two)
+
+
+@pytest.mark.slow
+def test_what_cannot_go_on_ends_in_one_message(settings, base, tmp_path):
+  """A damaged file, a tokenizer that is gone, and one that is another: each named, no traceback."""
+  settings = settings | {"steps": 3}
+
+  def told(name, spoil):
+    workdir = tmp_path / name
+    shutil.copytree(base, workdir)
+    spoil(workdir)
+    assert short_runs.finish(workdir, settings) == 1
+    printed = short_runs.log(workdir)
+    assert "Traceback" not in printed and printed.count("her_jax: ") == 1, printed[-3000:]
+    assert checkpoint.steps(str(workdir)) == [3]
+    return printed
+
+  def cut(workdir):
+    for path in (workdir / "checkpoints" / "3" / "params").rglob("d/*"):
+      path.write_bytes(path.read_bytes()[:100])
+
+  def change(workdir):
+    path = workdir / "tokenizer" / "tokenizer.json"
+    rows = json.loads(path.read_text())
+    vocabulary = rows["model"]["vocab"]
+    one, two = sorted(vocabulary, key=vocabulary.get)[400:402]
+    vocabulary[one], vocabulary[two] = vocabulary[two], vocabulary[one]
+    path.write_text(json.dumps(rows))
+
+  assert "checkpoints/3 cannot be read" in told("damaged", cut)
+  assert "holds no tokenizer.json; copy it back" in told(
+    "no_tokenizer", lambda workdir: shutil.rmtree(workdir / "tokenizer")
+  )
+  assert "or the tokenizer in the folder, have changed since" in told("changed", change)
+
+
+@pytest.mark.slow
+def test_what_is_never_due_is_told(settings, tmp_path):
+  rows = [json.loads(line) for line in settings["data.scenes"].read_text().splitlines()]
+  for row in rows:
+    for turn in row["turns"] if row.get("split") == "heldout" else ():
+      turn.pop("plan", None)
+  path = tmp_path / "scenes.jsonl"
+  path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+  settings = settings | {
+    "data.scenes": path, "steps": 2, "eval_samples": 2, "eval_every": 5, "profile.step": 7,
+  }  # fmt: skip
+  workdir = tmp_path / "run"
+  assert short_runs.finish(workdir, settings) == 0, short_runs.log(workdir)
+  printed = short_runs.log(workdir)
+  assert "config.eval_every is 5, after the last of 2 steps: it is never due" in printed
+  assert "config.profile.step is 7, after the last of 2 steps: it is never due" in printed
+  assert "nothing that could be measured is held out" in printed
+  assert printed.count("nothing is measured, as no held-out turn has a plan") == 2
 
 
 @pytest.mark.slow
