@@ -261,7 +261,9 @@ def test_what_is_not_there_has_no_identity(tmp_path):
 
 
 def test_other_data_are_refused(on_one):
-  with pytest.raises(ConfigError, match="other training data.*files have changed"):
+  with pytest.raises(
+    ConfigError, match="other training data.*files, or the tokenizer .* have changed"
+  ):
     _restore(on_one.workdir, on_one.config, _mesh(1), "4567")
 
 
