@@ -64,7 +64,7 @@ def _assert_same_steps(one: pathlib.Path, two: pathlib.Path) -> None:
   "hosts, devices",
   [
     pytest.param(2, 1, marks=pytest.mark.slow),
-    pytest.param(4, 1, marks=pytest.mark.slow),
+    pytest.param(4, 1, marks=pytest.mark.exhaustive),
     pytest.param(2, 2, marks=pytest.mark.exhaustive),
   ],
 )
@@ -108,7 +108,7 @@ def _lose(workdir: pathlib.Path, settings, stop: Stop, at: int) -> int:
   "stop, at",
   [
     pytest.param(Stop(signal.SIGKILL, 5), 0, marks=pytest.mark.slow),
-    pytest.param(Stop(signal.SIGKILL, 5), 1, marks=pytest.mark.slow),
+    pytest.param(Stop(signal.SIGKILL, 5), 1, marks=pytest.mark.exhaustive),
     *(
       pytest.param(*case, marks=pytest.mark.exhaustive)
       for case in (

@@ -78,13 +78,8 @@ def test_killed_within_a_save(settings, unbroken, tmp_path, moments):
     short_runs.assert_equal(unbroken(12), workdir)
 
 
-@pytest.mark.parametrize(
-  "kills, steps",
-  [
-    pytest.param(3, 20, marks=pytest.mark.slow),
-    pytest.param(20, 60, marks=pytest.mark.exhaustive),
-  ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kills, steps", [(3, 20), (20, 60)])
 def test_kills_at_random_moments(settings, unbroken, tmp_path, kills, steps):
   """Each within the next few steps of a run that saves every other step."""
   settings = settings | {"steps": steps}
