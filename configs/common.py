@@ -73,6 +73,7 @@ def base(task: str, arg: str | None) -> ml_collections.ConfigDict:
   config.pod = arg if pod else ""
   if pod:
     config.mesh.update(data=pod.data, context=pod.context)
+  config.engine = engine(tiny, config.pod)
 
   config.optimizer = ml_collections.ConfigDict()
   config.optimizer.name = "muon" if tiny else "adamw"
@@ -134,8 +135,24 @@ def sampling(tiny: bool) -> ml_collections.ConfigDict:
     {
       "prompt_length": 192 if tiny else 6144,
       "max_new_tokens": 192 if tiny else 2048,
-      "prompts_per_call": 16 if tiny else 64,
       "temperature": 0.4 if tiny else 1.0,
+    }
+  )
+
+
+def engine(tiny: bool, pod: str = "") -> ml_collections.ConfigDict:
+  """What the inference engine works on together and keeps, see her_jax.inference.batches."""
+  host = pods.ENGINE.get(pod, pods.Engine(rows=32, page_size=32, chunk=256) if tiny else pods.Engine())
+  return ml_collections.ConfigDict(
+    {
+      # Requests that grow together.
+      "rows": host.rows,
+      # Of keys and values. 0: what `rows` of the longest prompts and completions fill.
+      "pages": host.pages,
+      # Tokens of a page.
+      "page_size": host.page_size,
+      # Prompt tokens that are read together.
+      "chunk": host.chunk,
     }
   )
 
@@ -149,7 +166,6 @@ def judge(tiny: bool) -> ml_collections.ConfigDict:
       "history": 1 if tiny else 20,
       "prompt_length": 416 if tiny else 8192,
       "max_new_tokens": 64 if tiny else 1024,
-      "prompts_per_call": 32 if tiny else 64,
       # 2: each pair in both orders; a contradiction is a tie. 1: one order, drawn at random.
       "orders": 2,
     }

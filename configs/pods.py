@@ -49,12 +49,30 @@ _RL = {
 
 TRAINING: Mapping[str, Mapping[str, Training]] = {"sft": _SFT, "genrm": _SFT, "rl": _RL}
 
-# Prompts that one host samples from together: what fits its chips beside the weights, by the
-# rooms that configs/rl.py gives prompts and groups.
-PROMPTS_PER_CALL: Mapping[str, int] = {
-  "v5p-128": 16,
-  "v5p-256": 16,
-  "v6e-64": 4,
-  "v6e-256": 4,
-  "2xv6e-256": 4,
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+  """What the engine of one host works on together, beside the weights on its chips.
+
+  Attributes:
+    rows: Requests that grow together.
+    pages: Of keys and values; 0: what `rows` of the longest requests fill.
+    page_size: Tokens of a page.
+    chunk: Prompt tokens that are read together.
+  """
+
+  rows: int = 64
+  pages: int = 0
+  page_size: int = 128
+  chunk: int = 2048
+
+
+_V5P = Engine(rows=64, pages=7680)
+_V6E = Engine(rows=32, pages=1408)
+ENGINE: Mapping[str, Engine] = {
+  "v5p-128": _V5P,
+  "v5p-256": _V5P,
+  "v6e-64": _V6E,
+  "v6e-256": _V6E,
+  "2xv6e-256": _V6E,
 }

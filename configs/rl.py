@@ -11,7 +11,7 @@ Group size, rates, clip and lengths are open in the paper and chosen here.
 
 import ml_collections
 
-from configs import common, pods
+from configs import common
 
 
 def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
@@ -26,8 +26,6 @@ def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
   if tiny:
     # Its replies at 1 are noise enough to cost the tiny model grammar.
     config.sampling.temperature = 0.7
-  if config.pod:
-    config.sampling.prompts_per_call = pods.PROMPTS_PER_CALL[config.pod]
   config.rl = ml_collections.ConfigDict()
   config.rl.steps = 25 if tiny else 400
   # Turns that the policy answers, spread over the training scenes; 0: all. The tiny set is gone

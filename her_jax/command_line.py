@@ -41,13 +41,14 @@ _NAMES = (
 _LEAST = {
   0: (
     "steps", "judge.history", "eval_samples", "eval_pairs", "eval_every", "checkpoint.every", "data.workers",
-    "profile.step", "profile.steps",
+    "profile.step", "profile.steps", "engine.pages",
   ),
   1: (
     "batch_size", "micro_batches", "tokenizer_vocab", "log_every", "cpu_devices", "checkpoint.keep", "data.length",
     "data.eval_length", "data.eval_batch_size",
     *(f"{section}.{field}" for section in ("sampling", "judge")
-      for field in ("prompt_length", "max_new_tokens", "prompts_per_call")),
+      for field in ("prompt_length", "max_new_tokens")),
+    "engine.rows", "engine.page_size", "engine.chunk",
   ),
 }  # fmt: skip
 

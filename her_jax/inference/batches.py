@@ -1,6 +1,6 @@
 """What the engine does next, as arrays of few shapes: a chunk of prompts, or rows that grow."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 
 import numpy as np
@@ -37,6 +37,21 @@ class Limits:
   steps: int = 8
   shared: int = 8
   query_block: int = 64
+
+  @classmethod
+  def of(cls, engine: Mapping[str, int], context: int) -> "Limits":
+    """From a config's `engine` section, for requests of up to `context` tokens.
+
+    Where it says `pages` = 0 there is room for `rows` requests that share nothing.
+    """
+    a_request = -(-(context + cls.steps) // engine["page_size"]) + 2
+    return cls(
+      rows=engine["rows"],
+      pages=engine["pages"] or engine["rows"] * a_request + 1,
+      page_size=engine["page_size"],
+      context=context,
+      chunk=engine["chunk"],
+    )
 
   def __post_init__(self):
     """Refuses limits under which a request could never run.

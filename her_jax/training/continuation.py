@@ -26,8 +26,8 @@ from her_jax.training.state import TrainState, count, moment_shardings
 TASKS = ("sft", "genrm")
 # Fields and sections that may be others: where it runs, how much at once, what it tells.
 _FREE = (
-  "checkpoint", "cpu_devices", "data.eval_batch_size", "eval_every", "judge.prompts_per_call",
-  "log_every", "mesh", "micro_batches", "pod", "profile", "remat", "sampling.prompts_per_call",
+  "checkpoint", "cpu_devices", "data.eval_batch_size", "engine", "eval_every", "log_every", "mesh",
+  "micro_batches", "pod", "profile", "remat",
 )  # fmt: skip
 # Whatever of them is another, the sums are added in another order.
 _ROUNDING = ("cpu_devices", "mesh", "micro_batches", "remat")
