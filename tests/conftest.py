@@ -1,6 +1,6 @@
 """Set before anything imports JAX: eight fake CPU devices run what a pod runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import hashlib
 import os
 import pathlib
@@ -26,6 +26,16 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _DATA = "HER_JAX_TEST_DATA"
+
+
+@pytest.fixture(scope="module")
+def quick_compile() -> Iterator[None]:
+  """For programs that run a few times: XLA's optimisations would take most of the time."""
+  import jax
+
+  jax.config.update("jax_disable_most_optimizations", True)
+  yield
+  jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")

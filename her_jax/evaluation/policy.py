@@ -7,7 +7,8 @@ from flax import nnx
 from transformers import PreTrainedTokenizerBase
 
 from her_jax.evaluation.console import Sample
-from her_jax.inference.sampler import Completion, Sampler
+from her_jax.inference.engine import Completion
+from her_jax.inference.sampler import Sampler
 from her_jax.roleplay import chat, grammar, prompts
 from her_jax.roleplay.layouts import entropy_bits
 from her_jax.roleplay.schema import Trajectory

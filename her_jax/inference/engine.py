@@ -43,6 +43,11 @@ class Completion:
   logprobs: list[float]
   finish_reason: str
 
+  @property
+  def finished(self) -> bool:
+    """Whether it came to its end by itself."""
+    return self.finish_reason == "stop"
+
 
 @dataclasses.dataclass(frozen=True)
 class Event:
@@ -107,6 +112,7 @@ class Engine:
     self.stats = Stats()
     self._own_head = config.tie_embeddings and jax.default_backend() == "cpu"
     self._tied = graphdef
+    self._given = params
     graphdef, self._params = self._with_head(params)
     self._programs = Programs(graphdef=graphdef, valid_vocab=valid_vocab or config.vocab_size)
     self._decode = decode
@@ -121,6 +127,11 @@ class Engine:
     """Whether any request is under way."""
     return bool(self._waiting or self._active)
 
+  @property
+  def params(self) -> nnx.State:
+    """The weights as they were given."""
+    return self._given
+
   def load(self, params: nnx.State) -> None:
     """Goes on with other weights; what the old ones computed is forgotten.
 
@@ -130,6 +141,7 @@ class Engine:
     if self.busy:
       raise ValueError("requests are under way: finish or cancel them before new weights")
     self._prefixes.clear()
+    self._given = params
     _, self._params = self._with_head(params)
 
   def submit(self, ids: Sequence[int], sampling: Sampling) -> int:

@@ -90,8 +90,7 @@ class Groups(struct.PyTreeNode):
 class PagedCache(struct.PyTreeNode):
   """A pool and what one step does with it; a `models.qwen3.Cache`.
 
-  Its tokens are one row, [1, tokens], whatever requests they belong to. `visible_until` and
-  `slots` of the model are not used.
+  Its tokens are one row, [1, tokens], whatever requests they belong to.
 
   Attributes:
     slots: int32 [tokens], page · page_size + slot, where each is written.
@@ -107,12 +106,8 @@ class PagedCache(struct.PyTreeNode):
   lists: tuple[Groups, ...]
   places: Array
 
-  def begin(self, visible_until: jax.Array, slots: jax.Array | None) -> "PagedCache":
-    """Nothing to be done."""
-    return self
-
   def attend(
-    self, layer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array | None
+    self, layer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array
   ) -> tuple[jax.Array, "PagedCache"]:
     """As `Cache.attend`, of one row."""
     page_size = self.pool.values.shape[2]
@@ -123,10 +118,6 @@ class PagedCache(struct.PyTreeNode):
     )
     mixed = paged_attention(q[0], pool, layer, self.positions, self.lists, self.places)
     return mixed[None], self.replace(pool=pool)
-
-  def end(self, length: int, slots: jax.Array | None) -> "PagedCache":
-    """Nothing to be done."""
-    return self
 
 
 def paged_attention(

@@ -67,8 +67,23 @@ class Sampling:
     return bool(self.top_k or self.top_p < 1 or self.min_p > 0 or self.repetition_penalty != 1)
 
 
+def with_seeds(sampling: Sampling, seed: int, count: int) -> list[Sampling]:
+  """The settings of `count` completions, each with a seed of its own that `seed` gives.
+
+  That of the i-th does not depend on how many there are.
+  """
+  words = np.random.SeedSequence(seed).generate_state(count, np.uint64)
+  return [dataclasses.replace(sampling, seed=int(word)) for word in words]
+
+
 class Settings(struct.PyTreeNode):
-  """Those of all rows of a step; all [rows], `seed` uint32 [rows, 2]."""
+  """Those of all rows of a step.
+
+  Attributes:
+    temperature, top_p, min_p, penalty: float32 [rows].
+    top_k: int32 [rows].
+    seed: uint32 [rows, 2], the upper half first.
+  """
 
   temperature: Array
   top_k: Array

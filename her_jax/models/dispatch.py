@@ -1,7 +1,7 @@
 """Which attention a model runs, and how it is spread over a mesh.
 
 plan = prepare(kind, visible_until, head_dim, dtype)                  # once a batch
-mixed = attend(plan, q, k, v, query_index, visible_until)             # in every layer
+mixed = attend(plan, q, k, v, visible_until)                          # in every layer
 """
 
 import dataclasses
@@ -112,7 +112,6 @@ def attend(
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
-  query_index: jax.Array | None,
   visible_until: jax.Array,
 ) -> jax.Array:
   """As `attention.attention`, by the kernel of a plan where there is one.
@@ -125,7 +124,7 @@ def attend(
     ValueError: the arguments do not fit the plan.
   """
   if plan is None:
-    return attention(q, k, v, query_index, visible_until)
+    return attention(q, k, v, None, visible_until)
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
     return _attend(q, k, v, visible_until, plan, None)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import functools
 from typing import Protocol, Self, TypeVar
 
-from flax import nnx, struct
+from flax import nnx
 import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
@@ -31,91 +31,21 @@ _SAVED = {
 class Cache(Protocol):
   """What a model reads new tokens into, and attends through: one for all layers."""
 
-  def begin(self, visible_until: jax.Array, slots: jax.Array | None) -> Self:
-    """The cache before the first layer; arguments as in `Qwen3.__call__`."""
-
   def attend(
-    self, layer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array | None
+    self, layer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array
   ) -> tuple[jax.Array, Self]:
     """Writes k and v of one layer, and attends to all that it holds of it.
 
     Args:
       layer: int32 scalar.
       q: [batch, length, heads, head_dim]; k and v: [batch, length, kv_heads, head_dim].
-      slots: as in `Qwen3.__call__`.
 
     Returns:
       [batch, length, heads, head_dim] and the cache.
     """
 
-  def end(self, length: int, slots: jax.Array | None) -> Self:
-    """The cache after the last layer."""
-
 
 C = TypeVar("C", bound=Cache)
-
-
-class KVCache(struct.PyTreeNode):
-  """Keys and values of everything a batch has read so far.
-
-  All rows stand at the same slot, so prompts of unequal length are padded on the left.
-
-  Attributes:
-    keys: [layers, batch, kv_heads, slots, head_dim], rotated; in the order in which
-      attention reads them.
-    values: The same shape.
-    visible_until: int32 [batch, slots], in slots of the cache; 0 where nothing is written.
-    index: int32 scalar, the next free slot.
-  """
-
-  keys: jax.Array
-  values: jax.Array
-  visible_until: jax.Array
-  index: jax.Array
-
-  def begin(self, visible_until: jax.Array, slots: jax.Array | None) -> "KVCache":
-    """Notes who may see the new tokens."""
-    length, room = visible_until.shape[1], self.visible_until.shape[1]
-    if length > room:
-      raise ValueError(f"{length} tokens do not fit a cache of {room} slots.")
-    if slots is None:
-      at = (0, self.index)
-      seen = jax.lax.dynamic_update_slice(self.visible_until, visible_until, at)
-    else:
-      seen = self.visible_until.at[:, slots].set(visible_until)
-    return self.replace(visible_until=seen)
-
-  def attend(
-    self, layer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array | None
-  ) -> tuple[jax.Array, "KVCache"]:
-    """As `Cache.attend`."""
-
-    def put(whole: jax.Array, new: jax.Array) -> jax.Array:
-      if slots is None:
-        at = (layer, 0, 0, self.index, 0)
-        return jax.lax.dynamic_update_slice(whole, new.swapaxes(1, 2)[None], at)
-      return whole.at[layer, :, :, slots].set(new.swapaxes(0, 1))
-
-    cache = self.replace(keys=put(self.keys, k), values=put(self.values, v))
-    k, v = cache.keys[layer].swapaxes(1, 2), cache.values[layer].swapaxes(1, 2)
-    index = self.index + jnp.arange(q.shape[1]) if slots is None else slots
-    return dispatch.attend(None, q, k, v, index, self.visible_until), cache
-
-  def end(self, length: int, slots: jax.Array | None) -> "KVCache":
-    """Moves the index on, where it was written at."""
-    return self.replace(index=self.index + length) if slots is None else self
-
-
-def init_cache(config: ModelConfig, batch: int, slots: int) -> KVCache:
-  """An empty cache for `batch` rows of at most `slots` tokens, in `config.dtype`."""
-  shape = (config.num_layers, batch, config.num_kv_heads, slots, config.head_dim)
-  names = ("layers", "batch", "kv_heads", "slots", "head_dim")
-  return KVCache(
-    keys=constrain(jnp.zeros(shape, config.dtype), *names),
-    values=constrain(jnp.zeros(shape, config.dtype), *names),
-    visible_until=constrain(jnp.zeros((batch, slots), jnp.int32), "batch", "slots"),
-    index=jnp.zeros((), jnp.int32),
-  )
 
 
 def _param(value: jax.Array, *axes: str) -> nnx.Param:
@@ -216,7 +146,6 @@ class Attention(nnx.Module):
     rope: tuple[jax.Array, jax.Array],
     visible_until: jax.Array,
     cache: C | None,
-    slots: jax.Array | None,
     layer: jax.Array,
     plan: dispatch.Plan | None = None,
   ) -> tuple[jax.Array, C | None]:
@@ -225,9 +154,8 @@ class Attention(nnx.Module):
     Args:
       x: [batch, length, hidden].
       rope: cos and sin of `rope_angles`.
-      visible_until: int32 [batch, slots]; slots = length without a cache.
-      cache: Of all layers, `index` still at the first of the new slots.
-      slots: As in `Qwen3.__call__`.
+      visible_until: int32 [batch, length]; not looked at where there is a cache.
+      cache: Of all layers.
       layer: int32 scalar, this layer's place in the cache.
       plan: Of `dispatch.prepare`, where a kernel runs.
 
@@ -243,9 +171,9 @@ class Attention(nnx.Module):
     kv_axes = ("batch", "slots" if plan is None else "length", "kv_heads", "head_dim")
     k, v = constrain(k, *kv_axes), constrain(v, *kv_axes)
     if cache is None:
-      mixed = dispatch.attend(plan, q, k, v, None, visible_until)
+      mixed = dispatch.attend(plan, q, k, v, visible_until)
     else:
-      mixed, cache = cache.attend(layer, q, k, v, slots)
+      mixed, cache = cache.attend(layer, q, k, v)
     return self.o(constrain(mixed, "batch", "length", "heads", "head_dim")), cache
 
 
@@ -282,13 +210,12 @@ class Layer(nnx.Module):
     rope: tuple[jax.Array, jax.Array],
     visible_until: jax.Array,
     cache: C | None,
-    slots: jax.Array | None,
     layer: jax.Array,
     plan: dispatch.Plan | None = None,
   ) -> tuple[jax.Array, C | None]:
     """As `Attention.__call__`, with the residual added."""
     mixed, cache = self.attention(
-      self.attention_norm(x), rope, visible_until, cache, slots, layer, plan
+      self.attention_norm(x), rope, visible_until, cache, layer, plan
     )
     x = checkpoint_name(constrain(x + mixed, "batch", "length", "act_embed"), "residual")
     x = constrain(x + self.mlp(self.mlp_norm(x)), "batch", "length", "act_embed")
@@ -329,30 +256,20 @@ class Qwen3(nnx.Module):
     positions: jax.Array,
     visible_until: jax.Array,
     cache: C | None = None,
-    slots: jax.Array | None = None,
   ) -> tuple[jax.Array, C | None]:
     """Reads tokens, after those in the cache where one is given.
 
     Args:
       tokens: int32 [batch, length].
       positions: int32 [batch, length], counted along the path from the root.
-      visible_until: int32 [batch, length], see `attention.attention_mask`. Counted in slots
-        of the row, which with a cache are slots of the cache. Padding has its own slot + 1.
-      cache: Written at `cache.index ...`. The caller keeps `index + length <= slots`: the
-        index is a traced value, so running over cannot raise and would overwrite the end.
-      slots: int32 [length], slots of the cache to write instead, the same for every row: the
-        branches of a tree grow side by side, each in slots of its own. The index stays.
+      visible_until: int32 [batch, length], see `attention.attention_mask`; padding has its own
+        slot + 1. Not looked at where there is a cache, which knows itself who sees what.
+      cache: Of what was read before.
 
     Returns:
-      [batch, length, hidden] after the final norm, in `config.dtype`, and the cache, its
-      index moved on by `length` (None without one).
-
-    Raises:
-      ValueError: More tokens than the cache has slots.
+      [batch, length, hidden] after the final norm, in `config.dtype`, and the cache with the
+      tokens' keys and values (None without one).
     """
-    if cache is not None:
-      cache = cache.begin(visible_until, slots)
-
     config = self.config
     rope = rope_angles(positions, config.head_dim, config.rope_theta, config.rope_scaling)
     graphdef, stacked = nnx.split(self.layers)
@@ -369,7 +286,7 @@ class Qwen3(nnx.Module):
       x, cache = carry
       params, layer = xs
       layers = nnx.merge(graphdef, params)
-      return layers(x, rope, visible_until, cache, slots, layer, plan), None
+      return layers(x, rope, visible_until, cache, layer, plan), None
 
     if self.config.remat != "none" and cache is None:
       policy = jax.checkpoint_policies.save_only_these_names(*_SAVED[self.config.remat])
@@ -387,8 +304,6 @@ class Qwen3(nnx.Module):
     (x, cache), _ = jax.lax.scan(
       body, (x, cache), (stacked, jnp.arange(self.config.num_layers))
     )
-    if cache is not None:
-      cache = cache.end(tokens.shape[1], slots)
     return self.final_norm(x), cache
 
   def head(self) -> jax.Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from data_pipeline import trees
-from her_jax.inference.sampler import Completion
+from her_jax.inference.engine import Completion
 from her_jax.models.qwen3 import Qwen3
 from her_jax.training import losses
 
@@ -29,7 +29,7 @@ def group_tree(
       ids=completion.ids,
       columns={
         "advantages": [advantage] * len(completion.ids),
-        "sampler_log_probs": completion.log_probs,
+        "sampler_log_probs": completion.logprobs,
       },
     )
     for completion, advantage, counts in zip(completions, advantages, counted, strict=True)

@@ -8,7 +8,8 @@ from flax import nnx
 from transformers import PreTrainedTokenizerBase
 
 from her_jax.errors import ConfigError
-from her_jax.inference.sampler import Completion, Sampler
+from her_jax.inference.engine import Completion
+from her_jax.inference.sampler import Sampler
 from her_jax.rl import rewards
 from her_jax.rl.judge import Comparison, Judge
 from her_jax.roleplay import chat, grammar, judging, prompts

@@ -70,7 +70,9 @@ def _win_rate(
   turns = policy_evaluation.pick_turns(scenes.heldout, config.eval_samples)
   replies = []
   for side, seed in ((policy, config.seed), (baseline, config.seed + 1)):
-    sampler = start.make_sampler(side, config.sampling, config.sampling.temperature)
+    sampler = start.make_sampler(
+      side, config.engine, config.sampling, config.sampling.temperature
+    )
     samples, _ = policy_evaluation.sample_replies(
       sampler, side.params, turns, side.tokenizer, seed, side.variant
     )
@@ -81,7 +83,7 @@ def _win_rate(
       Comparison(scene, turn, ours, theirs),
       Comparison(scene, turn, theirs, ours),
     ]
-  judge = start.make_judge(judge_model, config.judge)
+  judge = start.make_judge(judge_model, config)
   winners = [verdict.winner for verdict in judge.compare(comparisons)]
   outcomes = [
     rewards.outcome(winners[i : i + 2], ["cand_1", "cand_2"]) for i in range(0, len(winners), 2)

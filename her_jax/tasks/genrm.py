@@ -88,7 +88,7 @@ def measure(
     why = "no pair is held out (split)" if config.eval_pairs else "eval_pairs is 0"
     logging.info("the judge is not measured, as %s", why)
     return {}
-  judge = start.make_judge(model, config.judge, params)
+  judge = start.make_judge(model, config, params)
   found = evaluate_judge(judge, chosen, {scene.id: scene for scene in scenes.heldout})
   logging.info("judge on held-out pairs: %s", found)
   return found
@@ -110,7 +110,7 @@ def _show(
   when: str,
 ) -> None:
   """Prints three held-out pairs with the judgement on each."""
-  judge = start.make_judge(model, config.judge, params)
+  judge = start.make_judge(model, config, params)
   few = _pick(pairs, 3)
   if not few:
     return

@@ -49,8 +49,10 @@ def run(
   policy = checkpoint.load(config.policy, mesh, "config.policy").with_remat(config.remat)
   judge_model = checkpoint.load(config.judge.checkpoint, mesh, "config.judge.checkpoint")
   tokenizer = policy.tokenizer
-  sampler = start.make_sampler(policy, config.sampling, config.sampling.temperature)
-  judge = start.make_judge(judge_model, config.judge)
+  sampler = start.make_sampler(
+    policy, config.engine, config.sampling, config.sampling.temperature
+  )
+  judge = start.make_judge(judge_model, config)
   frozen = policy.params
   rollouts = Rollouts(
     sampler,

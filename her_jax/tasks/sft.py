@@ -116,7 +116,7 @@ class Measure:
     self._config, self._workdir, self._mesh = config, workdir, mesh
     self._tokenizer, self._variant = model.tokenizer, model.variant
     self._turns = policy_evaluation.pick_turns(scenes.heldout, config.eval_samples)
-    self._sampler = start.make_sampler(model, config.sampling, config.sampling.temperature)
+    self._model = model
     self._scenes = scenes.heldout
     rows, _ = rendering.sft_trees(
       scenes.heldout if config.eval_samples or config.eval_every else [], model.tokenizer,
@@ -133,8 +133,12 @@ class Measure:
       logging.info("%s: nothing is measured, as %s", when, why)
       return {"heldout_loss": None, "grammar_valid": None}
     losses = self.heldout(params)
+    # Made anew each time: while the model is trained, its cache would only take room.
+    sampler = start.make_sampler(
+      self._model, self._config.engine, self._config.sampling, self._config.sampling.temperature
+    )
     samples, completions = policy_evaluation.sample_replies(
-      self._sampler, params, self._turns, self._tokenizer, self._config.seed, self._variant
+      sampler, params, self._turns, self._tokenizer, self._config.seed, self._variant
     )
     found = {**losses, **policy_evaluation.describe(samples, completions)}
     valid = sum(sample.valid for sample in samples)

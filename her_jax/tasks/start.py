@@ -16,7 +16,10 @@ from her_jax.errors import ConfigError
 from her_jax.hf import gguf
 from her_jax.hf import load as hf_load
 from her_jax.hf import tokenizer as hf_tokenizer
+from her_jax.inference.batches import Limits
+from her_jax.inference.engine import Engine
 from her_jax.inference.sampler import Sampler
+from her_jax.inference.sampling import Sampling
 from her_jax.models.config import PRESETS
 from her_jax.rl.judge import Judge
 from her_jax.roleplay import chat, judging, prompts
@@ -106,34 +109,37 @@ def variant(config: ml_collections.ConfigDict) -> prompts.Variant:
 
 
 def make_sampler(
-  model: checkpoint.Checkpoint, settings: ml_collections.ConfigDict, temperature: float
+  model: checkpoint.Checkpoint,
+  engine: ml_collections.ConfigDict,
+  settings: ml_collections.ConfigDict,
+  temperature: float,
 ) -> Sampler:
-  """A sampler for a model, from a config's `sampling` or `judge` section."""
+  """A sampler for a model, from a config's `engine` and its `sampling` or `judge` section."""
   tokenizer = model.tokenizer
   pad = chat.control_id(chat.PAD, tokenizer)
-  return Sampler(
-    config=model.config,
-    graphdef=model.graphdef,
-    prompt_length=settings.prompt_length,
-    max_new_tokens=settings.max_new_tokens,
-    prompts_per_call=settings.prompts_per_call,
+  limits = Limits.of(engine, settings.prompt_length + settings.max_new_tokens)
+  sampling = Sampling(
+    max_tokens=settings.max_new_tokens,
+    temperature=temperature,
     # Qwen also stops at its padding token.
     stop_ids=(chat.control_id(chat.IM_END, tokenizer), pad),
-    pad_id=pad,
-    valid_vocab=len(tokenizer),
-    temperature=temperature,
+  )
+  return Sampler(
+    Engine(model.config, model.graphdef, model.params, limits, valid_vocab=len(tokenizer)),
+    sampling,
+    settings.prompt_length,
   )
 
 
 def make_judge(
-  model: checkpoint.Checkpoint, settings: ml_collections.ConfigDict, params: Any = None
+  model: checkpoint.Checkpoint, config: ml_collections.ConfigDict, params: Any = None
 ) -> Judge:
-  """A judge from a config's `judge` section, with other weights than the model's if given."""
+  """A judge from a config's sections `engine` and `judge`, with other weights than the model's if given."""
   return Judge(
-    make_sampler(model, settings, temperature=0.0),
+    make_sampler(model, config.engine, config.judge, temperature=0.0),
     model.params if params is None else params,
     model.tokenizer,
-    settings.history,
+    config.judge.history,
     model.variant,
   )
 

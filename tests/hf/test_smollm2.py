@@ -10,7 +10,9 @@ from her_jax.hf import names
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.hf.export import export_model
 from her_jax.hf.load import load
-from her_jax.inference.sampler import Sampler
+from her_jax.inference.batches import Limits
+from her_jax.inference.engine import Engine
+from her_jax.inference.sampling import Sampling
 from her_jax.models.config import ModelConfig
 from her_jax.roleplay import chat
 
@@ -112,19 +114,11 @@ def test_real_model_says_the_same_here_and_in_transformers(smollm2, one_torch_th
   )
   tokenizer = hf_tokenizer.load(smollm2)
   stop = chat.control_id(chat.IM_END, tokenizer)
-  sampler = Sampler(
-    config=config,
-    graphdef=graphdef,
-    prompt_length=40,
-    max_new_tokens=_NEW_TOKENS,
-    prompts_per_call=len(_REPLIES),
-    stop_ids=(stop,),
-    pad_id=stop,
-    valid_vocab=len(tokenizer),
-    temperature=0.0,
-  )
-  completions = sampler(params, _prompts(tokenizer), n=1, seed=0)
-  ours = [chat.decode_text(group[0].ids, tokenizer) for group in completions]
+  limits = Limits(rows=len(_REPLIES), pages=64, page_size=16, context=40 + _NEW_TOKENS)
+  engine = Engine(config, graphdef, params, limits, valid_vocab=len(tokenizer))
+  settings = Sampling(max_tokens=_NEW_TOKENS, temperature=0.0, stop_ids=(stop,))
+  completions = engine.generate(_prompts(tokenizer), settings)
+  ours = [chat.decode_text(completion.ids, tokenizer) for completion in completions]
   assert dict(zip(_REPLIES, ours, strict=True)) == _REPLIES
 
   export_model(config, params, tmp_path, tokenizer=tokenizer)

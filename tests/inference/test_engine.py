@@ -10,30 +10,14 @@ import pytest
 
 from her_jax import sharding
 from her_jax.hf import load
-from her_jax.inference.batches import Limits
 from her_jax.inference.cache import OutOfPages
 from her_jax.inference.engine import Completion, Engine
 from her_jax.inference.sampling import Sampling
-from her_jax.models.config import ModelConfig
-from her_jax.models.qwen3 import Qwen3
+from tests import tiny_model
+from tests.tiny_model import CONFIG, LIMITS, VALID
 
-_VALID, _STOP = 60, 1
-_CONFIG = ModelConfig(
-  vocab_size=64,
-  hidden_size=16,
-  intermediate_size=32,
-  num_layers=2,
-  num_heads=4,
-  num_kv_heads=2,
-  head_dim=8,
-  tie_embeddings=True,
-  max_position_embeddings=128,
-  dtype="float32",
-  remat="none",
-)
-_SMALL = Limits(
-  rows=8, pages=200, page_size=4, context=64, chunk=16, steps=4, shared=2, query_block=8
-)
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 _SHEET = [7, 9, 11, 13, 15, 17, 19, 21, 23, 25]
 _PROMPTS = [
   [*_SHEET, 30, 31, 32],
@@ -49,18 +33,9 @@ _PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compile():
-  """Each program runs a few times: XLA's optimisations would take most of the time."""
-  jax.config.update("jax_disable_most_optimizations", True)
-  yield
-  jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def model():
-  graphdef, params = nnx.split(Qwen3(_CONFIG, rngs=nnx.Rngs(0)))
-  return graphdef, jax.tree.map(lambda x: 2 * x, params)
+  return tiny_model.make()
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +43,8 @@ def engines(model):
   """Makes an engine, its limits changed."""
 
   def get(decode=None, **changes) -> Engine:
-    limits = dataclasses.replace(_SMALL, **changes)
-    return Engine(_CONFIG, *model, limits, valid_vocab=_VALID, decode=decode)
+    limits = dataclasses.replace(LIMITS, **changes)
+    return Engine(CONFIG, *model, limits, valid_vocab=VALID, decode=decode)
 
   return get
 
@@ -105,11 +80,11 @@ def test_greedy_replies_are_those_of_transformers(tied, tmp_path):
 
   ours, graphdef, params = load.load(tmp_path, dtype="float32", remat="none")
   greedy = Sampling(max_tokens=14, temperature=0)
-  together = Engine(ours, graphdef, params, _SMALL)
+  together = Engine(ours, graphdef, params, LIMITS)
   assert _ids(together.generate(_PROMPTS, greedy)) == wanted
   assert together.stats.shared_tokens > 50
   for prompt, ids in zip(_PROMPTS, wanted, strict=True):
-    alone = Engine(ours, graphdef, params, _SMALL)
+    alone = Engine(ours, graphdef, params, LIMITS)
     assert _ids(alone.generate([prompt], greedy)) == [ids]
     assert alone.stats.shared_tokens == 0
 
@@ -134,7 +109,7 @@ def test_log_probabilities_are_the_trainers(engines, model, temperature):
     ids = jnp.asarray([prompt + completion.ids])
     count = ids.shape[1]
     hidden, _ = trainer(ids, jnp.arange(count)[None], jnp.full((1, count), count))
-    logits = trainer.logits(hidden)[0, :, :_VALID] / temperature
+    logits = trainer.logits(hidden)[0, :, :VALID] / temperature
     wanted = jax.nn.log_softmax(logits)[jnp.arange(count - 1), ids[0, 1:]]
     np.testing.assert_allclose(completion.logprobs, wanted[len(prompt) - 1 :], atol=1e-4)
 
@@ -144,7 +119,7 @@ def test_the_chips_of_a_host_share_the_work(model, engines):
   mesh = sharding.make_mesh(tensor=2, fsdp=1, devices=jax.devices()[:2])
   params = jax.device_put(model[1], sharding.shardings(model[1], mesh))
   with jax.set_mesh(mesh):
-    engine = Engine(_CONFIG, model[0], params, _SMALL, valid_vocab=_VALID)
+    engine = Engine(CONFIG, model[0], params, LIMITS, valid_vocab=VALID)
     assert engine._pool.keys.sharding.spec[3] == "tensor"
     found = engine.generate(_PROMPTS, Sampling(max_tokens=10, temperature=0))
     assert engine._pool.keys.sharding.spec[3] == "tensor"
@@ -179,7 +154,7 @@ def test_other_weights_forget_what_the_old_ones_computed(engines, model):
   other = jax.tree.map(lambda x: -x, model[1])
   engine.load(other)
   second = engine.generate(_PROMPTS, Sampling(max_tokens=8, temperature=0))
-  fresh = Engine(_CONFIG, model[0], other, _SMALL, valid_vocab=_VALID)
+  fresh = Engine(CONFIG, model[0], other, LIMITS, valid_vocab=VALID)
   assert _ids(second) == _ids(fresh.generate(_PROMPTS, Sampling(max_tokens=8, temperature=0)))
   engine.load(model[1])
   assert _ids(engine.generate(_PROMPTS, Sampling(max_tokens=8, temperature=0))) == _ids(first)

@@ -42,7 +42,7 @@ def _program(**sizes: int):
   def run(qkv, visible_until, d_out):
     pairs = block_pairs(visible_until, *_BLOCKS[shards], shards)
     plan = dispatch.Plan(pairs=pairs, interpret=True)
-    call = lambda *qkv: dispatch.attend(plan, *qkv, None, visible_until)
+    call = lambda *qkv: dispatch.attend(plan, *qkv, visible_until)
     out, vjp = jax.vjp(call, *qkv)
     return out, vjp(d_out)
 

@@ -105,7 +105,7 @@ def four_devices():
 
 
 def _attend(plan, qkv, visible_until):
-  run = jax.jit(lambda qkv: dispatch.attend(plan, *qkv, None, visible_until))
+  run = jax.jit(lambda qkv: dispatch.attend(plan, *qkv, visible_until))
   return run(qkv)
 
 

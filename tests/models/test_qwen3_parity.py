@@ -15,8 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from her_jax.hf import names
 from her_jax.hf.config import to_hf
 from her_jax.hf.load import load
+from her_jax.inference.batches import Limits
+from her_jax.inference.engine import Engine
+from her_jax.inference.sampling import Sampling
 from her_jax.models.config import ModelConfig, RopeScaling
-from her_jax.models.qwen3 import Qwen3, init_cache
+from her_jax.models.qwen3 import Qwen3
 
 _TOLERANCE = 1e-4
 _VOCAB = 131
@@ -211,34 +214,18 @@ def test_padding_changes_nothing(pair, tokens, left, right):
   assert np.isfinite(ours).all()
 
 
-def test_reading_through_the_cache_equals_one_pass(pair, tokens):
-  """Prompts of 5 and 9 tokens, padded on the left to 9; then token by token to 20 slots."""
-  slots, lengths = 20, np.array([5, 9])
-  pads = (9 - lengths)[:, None]
-  index = np.arange(slots)
-  real = index >= pads
-  positions = jnp.asarray(np.maximum(index - pads, 0))
-  visible_until = jnp.asarray(np.where(real, slots, index + 1))
-  tokens = jnp.asarray(np.where(real, tokens[:, :slots], 7))
-
-  step = _jit(lambda *args: pair.model(*args))
-  cache = init_cache(pair.config, batch=2, slots=slots + 3)
-  hidden, pieces = None, []
-  for start, stop in [(0, 9), *((i, i + 1) for i in range(9, slots))]:
-    part = slice(start, stop)
-    hidden, cache = step(tokens[:, part], positions[:, part], visible_until[:, part], cache)
-    assert cache.index == stop
-    pieces.append(pair.model.logits(hidden))
-  cached = jnp.concatenate(pieces, axis=1)
-  for row in range(2):
-    theirs = pair.theirs(tokens[row, real[row]])
-    np.testing.assert_allclose(cached[row, real[row]], theirs, atol=_TOLERANCE)
-
-
-def test_more_tokens_than_slots_are_refused(pair, tokens):
-  cache = init_cache(pair.config, batch=2, slots=8)
-  with pytest.raises(ValueError, match="24 tokens do not fit a cache of 8 slots"):
-    pair.model(tokens, tokens, tokens, cache)
+def test_reading_through_an_engine_equals_one_pass(pair, tokens):
+  """Prompts of 5 and 9 tokens, and 11 tokens grown behind each."""
+  limits = Limits(rows=2, pages=40, page_size=4, context=32, chunk=8, steps=4, query_block=4)
+  prompts = [tokens[0, :5].tolist(), tokens[1, :9].tolist()]
+  engine = Engine(pair.config, *nnx.split(pair.model), limits)
+  for prompt, found in zip(
+    prompts, engine.generate(prompts, Sampling(max_tokens=11, temperature=0)), strict=True
+  ):
+    logits = pair.theirs(np.asarray([*prompt, *found.ids]))[len(prompt) - 1 : -1]
+    assert found.ids == np.argmax(logits, axis=-1).tolist()
+    best = jax.nn.log_softmax(logits).max(axis=-1)
+    np.testing.assert_allclose(found.logprobs, best, atol=_TOLERANCE)
 
 
 @_ALL_OPTIONS

@@ -179,7 +179,7 @@ def test_split_rows_compile_for_a_pod_without_one(chips):
 
   def run(q, k, v, visible_until, d_out):
     plan = dispatch.prepare("tree", visible_until, head_dim, "bfloat16")
-    call = lambda *qkv: dispatch.attend(plan, *qkv, None, visible_until)
+    call = lambda *qkv: dispatch.attend(plan, *qkv, visible_until)
     out, vjp = jax.vjp(call, q, k, v)
     return out, vjp(d_out)
 

@@ -8,67 +8,40 @@ import optax
 import pytest
 
 from data_pipeline import trees
-from her_jax.inference.sampler import Completion, Sampler
-from her_jax.models.config import ModelConfig
-from her_jax.models.qwen3 import Qwen3
+from her_jax.inference.engine import Completion, Engine
+from her_jax.inference.sampler import Sampler
+from her_jax.inference.sampling import Sampling
 from her_jax.rl import monitors, objective
 from her_jax.rl.advantages import group_relative
 from her_jax.training import losses
 from her_jax.training import step as steps
 from her_jax.training.state import TrainState
+from tests import tiny_model
+from tests.tiny_model import CONFIG, LIMITS, STOP, VALID
 
-_VALID, _PAD, _STOP, _LENGTH = 60, 0, 1, 96
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+_PAD, _LENGTH = 0, 96
 _TEMPERATURE = 0.6
-_CONFIG = ModelConfig(
-  vocab_size=64,
-  hidden_size=16,
-  intermediate_size=32,
-  num_layers=2,
-  num_heads=2,
-  num_kv_heads=1,
-  head_dim=8,
-  tie_embeddings=True,
-  max_position_embeddings=128,
-  dtype="float32",
-  remat="none",
-)
 _PROMPTS = [[5, 6, 7, 8, 9], [11, 12, 13]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compile():
-  """Each program runs a few times: XLA's optimisations would take most of the time."""
-  jax.config.update("jax_disable_most_optimizations", True)
-  yield
-  jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")
 def model():
-  """graphdef and params, sharp enough that temperatures and ids matter."""
-  graphdef, params = nnx.split(Qwen3(_CONFIG, rngs=nnx.Rngs(0)))
-  return graphdef, jax.tree.map(lambda x: 2 * x, params)
+  return tiny_model.make()
 
 
 @pytest.fixture(scope="module")
 def drawn(model):
-  sampler = Sampler(
-    config=_CONFIG,
-    graphdef=model[0],
-    prompt_length=8,
-    max_new_tokens=12,
-    prompts_per_call=2,
-    stop_ids=(_STOP,),
-    pad_id=_PAD,
-    valid_vocab=_VALID,
-    temperature=_TEMPERATURE,
-  )
+  engine = Engine(CONFIG, *model, LIMITS, valid_vocab=VALID)
+  settings = Sampling(max_tokens=12, stop_ids=(STOP,), temperature=_TEMPERATURE)
+  sampler = Sampler(engine, settings, prompt_length=8)
   return sampler(model[1], _PROMPTS, n=4, seed=0)
 
 
 def _loss_fn(**changes):
   settings = {
-    "valid_vocab": _VALID,
+    "valid_vocab": VALID,
     "temperature": _TEMPERATURE,
     "clip_low": 0.2,
     "clip_high": 0.28,
@@ -98,7 +71,7 @@ def _trainer_log_probs(model, batch):
     hidden, _ = qwen(batch["tokens"], batch["positions"], batch["visible_until"])
     targets, weights = batch["targets"], batch["loss_weights"]
     return losses.token_log_probs(
-      hidden, qwen.head(), targets, weights, valid_vocab=_VALID, temperature=_TEMPERATURE
+      hidden, qwen.head(), targets, weights, valid_vocab=VALID, temperature=_TEMPERATURE
     )[0]
 
   return run(params)
@@ -143,7 +116,7 @@ def test_the_trained_ids_are_the_sampled_ids(drawn):
 
 def test_completions_that_do_not_count_do_not_change_the_loss(model, drawn):
   group, gains = drawn[0], [1.0, -0.5, 3.0, -2.0]
-  cut = Completion([17] * 12, [-50.0] * 12, finished=False)
+  cut = Completion([17] * 12, [-50.0] * 12, "length")
   some = objective.group_tree(
     _PROMPTS[0], [*group[:2], cut, cut], gains, [True, True, False, False]
   )

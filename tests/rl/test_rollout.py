@@ -5,7 +5,7 @@ import random
 import pytest
 
 from data_pipeline import samples
-from her_jax.inference.sampler import Completion
+from her_jax.inference.engine import Completion
 from her_jax.rl.rollout import Rollouts, _rollout
 from her_jax.roleplay import schema
 from her_jax.roleplay.judging import Verdict
@@ -57,8 +57,10 @@ def _outcome(own: str, opponent: str, judge_invalid: bool, finished: bool = True
     judge_invalid=judge_invalid,
   )  # fmt: skip
   asked = (SCENE, TURN)
-  one = rollouts._reply(asked, Completion([words.id(own)], [0.0], finished))
-  two = rollouts._reply(asked, Completion([words.id(opponent)], [0.0], True))
+  one = rollouts._reply(
+    asked, Completion([words.id(own)], [0.0], "stop" if finished else "length")
+  )
+  two = rollouts._reply(asked, Completion([words.id(opponent)], [0.0], "stop"))
   outcomes = rollouts._compare([asked], [[one]], [two], random.Random(0))
   return _rollout(one, outcomes.get((0, 0))), judge.asked
 
@@ -97,7 +99,7 @@ def test_the_frozen_copy_answers_a_turn_once():
   def sampler(params, prompts, *, n, seed):
     asked.extend(prompts)
     return [
-      [Completion([words.id(f"{PLAN}{NAME}: Reply {seed}.")], [0.0], True)] for _ in prompts
+      [Completion([words.id(f"{PLAN}{NAME}: Reply {seed}.")], [0.0], "stop")] for _ in prompts
     ]
 
   rollouts = Rollouts(
