@@ -26,14 +26,14 @@ _KEYS = (
   " rl_reward_standard_error seconds_total peak_memory_gib"
 ).split()
 # Enough updates that replies end, verdicts can be read, and rewards differ within a group.
-_SAMPLING = {"sampling.prompts_per_call": 4, "judge.prompts_per_call": 8}
+_SAMPLING = {"engine.rows": 16}
 _RL = {
   "rl.steps": 5, "rl.prompts_per_step": 4, "rl.group_size": 4, "rl.updates_per_step": 1,
   "rl.judge_invalid": True, "eval_samples": 3, "seed": 3, **_SAMPLING,
 }  # fmt: skip
 _EVALUATE = {"eval_pairs": 4, "eval_samples": 3, "seed": 3, **_SAMPLING}
-_SFT = {"steps": 300, "eval_samples": 3, "seed": 3, "sampling.prompts_per_call": 4}
-_JUDGE = {"steps": 120, "judge.prompts_per_call": 8}
+_SFT = {"steps": 300, "eval_samples": 3, "seed": 3, **_SAMPLING}
+_JUDGE = {"steps": 120, **_SAMPLING}
 _CHAIN = {"seed": 3} | {
   f"{stage}.{name}": value
   for stage, settings in (

@@ -161,7 +161,7 @@ _MISTAKES = {
       ("sft", "batch_size", 0),
       ("sft", "micro_batches", 0),
       ("genrm", "log_every", 0),
-      ("rl", "sampling.prompts_per_call", 0),
+      ("rl", "engine.rows", 0),
       ("rl", "judge.max_new_tokens", 0),
       ("evaluate", "data.eval_batch_size", 0),
       ("sft", "steps", -1),

@@ -166,7 +166,7 @@ def test_a_judge_of_adapters_goes_on_and_is_exported_merged(settings, base, tmp_
   settings = settings | {
     "task": "genrm", "init_from": base, "tokenizer": "", "lora.rank": 4, "data.length": 2000,
     "data.pairs": tmp_path / "pairs.jsonl", "batch_size": 1, "eval_pairs": 2, "steps": 12,
-    "judge.max_new_tokens": 4, "judge.prompts_per_call": 2, "judge.prompt_length": 1000,
+    "judge.max_new_tokens": 4, "engine.rows": 4, "judge.prompt_length": 1000,
     "optimizer.name": "adamw",
   }  # fmt: skip
   del settings["eval_samples"]
@@ -211,7 +211,7 @@ def test_the_judge_goes_on_too(settings, tmp_path):
   """It learns from all the package's pairs, and is measured on few of them at the end."""
   settings = settings | {
     "task": "genrm", "data.scenes": "samples", "init_from": "", "data.length": 2000,
-    "batch_size": 1, "eval_pairs": 2, "judge.max_new_tokens": 4, "judge.prompts_per_call": 2,
+    "batch_size": 1, "eval_pairs": 2, "judge.max_new_tokens": 4, "engine.rows": 4,
     "judge.prompt_length": 1000,
   }  # fmt: skip
   del settings["eval_samples"]
