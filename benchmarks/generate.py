@@ -10,29 +10,31 @@ waits while the other works; both have the same weights and must write the same 
              static batches of 16, sorted by the replies' lengths, which it could not know
     groups   4 prompts of 1,024 tokens, 8 replies of 64 tokens to each
 
-Writes a JSON row for each case: case, peer, ours_tokens_per_second, peer_tokens_per_second, ratio.
-Only the tokens that were asked for are counted.
+Writes a JSON row for each: case, peer, ours_tokens_per_second, peer_tokens_per_second, ratio, and
+how many replies are the same. Only the tokens that were asked for are counted. With
+--tunix_python=PYTHON, of an environment that has google-tunix (0.1.7 wants another jax than ours),
+tunix's sampler does `batch` too; TRL samples by transformers' `generate`.
 """
 
 from collections.abc import Callable
 import json
-import os
+import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
+from typing import Any
 
 from absl import app, flags
 import numpy as np
 
 from benchmarks import train_step
+from benchmarks.sides import THREADS, Side, serve
 
 _OUT = flags.DEFINE_string("out", None, "File for the rows, as JSON")
 _CASES = flags.DEFINE_list("cases", ["batch", "mixed", "groups"], "Of these")
+_TUNIX = flags.DEFINE_string("tunix_python", "", "Of an environment with google-tunix, absl")
 _PAIRS = flags.DEFINE_integer("pairs", 3, "Runs of each side")
 
-_THREADS = 2
 _VOCAB = 32_768
 _STATIC = 16
 
@@ -55,7 +57,7 @@ def _transformers(folder: str) -> Callable[[str], list[list[int]]]:
   import torch
   import transformers
 
-  torch.set_num_threads(_THREADS)
+  torch.set_num_threads(THREADS)
   model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
   model.generation_config.eos_token_id = None
 
@@ -85,6 +87,43 @@ def _transformers(folder: str) -> Callable[[str], list[list[int]]]:
   return run
 
 
+class _Numbers:
+  """Ids written as text, which tunix's sampler takes in their place."""
+
+  bos_id = staticmethod(lambda: None)
+  eos_id = pad_id = staticmethod(lambda: _VOCAB - 1)
+
+  def encode(self, text: str, **_: Any) -> list[int]:
+    return list(map(int, text.split()))
+
+  def decode(self, ids: list[int], **_: Any) -> str:
+    return " ".join(map(str, ids))
+
+  def dedup_bos_ids(self, ids: list[int]) -> list[int]:
+    return [i for i in ids if i is not None]
+
+
+def _tunix(folder: str) -> Callable[[str], list[list[int]]]:
+  from tunix.generate import sampler
+  from tunix.models.qwen3 import model, params
+
+  config = model.ModelConfig(
+    num_layers=12, vocab_size=_VOCAB, embed_dim=768, hidden_dim=2304, num_heads=12,
+    head_dim=64, num_kv_heads=4, rope_theta=1_000_000, norm_eps=1e-6, use_tied_embedding=True,
+  )  # fmt: skip
+  weights = params.create_model_from_safe_tensors(folder, config)
+  cache = sampler.CacheConfig(cache_size=128, num_layers=12, num_kv_heads=4, head_dim=64)
+  sample = sampler.Sampler(weights, _Numbers(), cache)
+
+  def run(case: str) -> list[list[int]]:
+    asked = requests(case)
+    prompts = [" ".join(map(str, ids)) for ids, _ in asked]
+    done = sample(prompts, max_generation_steps=asked[0][1], eos_tokens=[-1])
+    return [list(map(int, ids)) for ids in done.tokens]
+
+  return run
+
+
 def _engine(folder: str) -> Callable[[str], list[list[int]]]:
   from her_jax import cpu_backend
 
@@ -108,69 +147,54 @@ def _engine(folder: str) -> Callable[[str], list[list[int]]]:
   return run
 
 
-_SIDES = {"her_jax": _engine, "transformers": _transformers}
+_SIDES = {"her_jax": _engine, "transformers": _transformers, "tunix": _tunix}
 
 
-def _work(side: str, folder: str) -> None:
-  """Runs the case of every line of input; answers with its seconds and what was written."""
-  run = _SIDES[side](folder)
-  for line in sys.stdin:
-    start = time.perf_counter()
-    replies = run(line.strip())
-    print(json.dumps([time.perf_counter() - start, replies]), flush=True)
-
-
-def _start(side: str, folder: str) -> subprocess.Popen:
-  threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(_THREADS))
-  return subprocess.Popen(
-    [sys.executable, "-m", "benchmarks.generate", "work", side, folder],
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
-    text=True,
-    env={**os.environ, **threads, "JAX_PLATFORMS": "cpu"},
-  )
-
-
-def _ask(process: subprocess.Popen, case: str) -> tuple[float, list[list[int]]]:
-  assert process.stdin and process.stdout
-  process.stdin.write(f"{case}\n")
-  process.stdin.flush()
-  return tuple(json.loads(process.stdout.readline()))
+def compare(case: str, ours: Side, theirs: Side, pairs: int) -> dict[str, Any]:
+  """One row, and how many of the replies are the same."""
+  tokens = sum(new for _, new in requests(case))
+  seconds: list[tuple[float, float]] = []
+  for pair in range(pairs + 1):  # The first compiles.
+    if pair % 2:
+      second, their_replies = theirs.ask(case)
+      first, our_replies = ours.ask(case)
+    else:
+      first, our_replies = ours.ask(case)
+      second, their_replies = theirs.ask(case)
+    seconds.append((first, second))
+  first, second = (statistics.median(column) for column in zip(*seconds[1:], strict=True))
+  return {
+    "case": case,
+    "ours_tokens_per_second": tokens / first,
+    "peer_tokens_per_second": tokens / second,
+    "ratio": statistics.median(b / a for a, b in seconds[1:]),
+    "replies": len(our_replies),
+    "same_replies": sum(a == b for a, b in zip(our_replies, their_replies, strict=True)),
+  }
 
 
 def main(argv: list[str]) -> None:
   if argv[1:2] == ["work"]:
-    _work(*argv[2:])
+    serve(_SIDES[argv[2]](argv[3]))
     return
-  found = []
+  pythons = {"transformers": sys.executable, "tunix": _TUNIX.value}
+  rows = []
   with tempfile.TemporaryDirectory() as folder:
     train_step.save_weights(folder)
-    sides = {side: _start(side, folder) for side in _SIDES}
-    for case in _CASES.value:
-      tokens = sum(new for _, new in requests(case))
-      seconds: dict[str, list[float]] = {side: [] for side in sides}
-      for pair in range(_PAIRS.value + 1):  # The first compiles.
-        replies = {}
-        for side in sorted(sides, reverse=bool(pair % 2)):
-          took, replies[side] = _ask(sides[side], case)
-          if pair:
-            seconds[side].append(took)
-      same = sum(a == b for a, b in zip(*replies.values(), strict=True))
-      ratios = [t / j for j, t in zip(*seconds.values(), strict=True)]
-      row = {
-        "case": case,
-        "peer": "transformers",
-        "ours_tokens_per_second": tokens / statistics.median(seconds["her_jax"]),
-        "peer_tokens_per_second": tokens / statistics.median(seconds["transformers"]),
-        "ratio": statistics.median(ratios),
-      }
-      found.append(row)
-      print(json.dumps(row), f"{same} of {len(requests(case))} replies the same", flush=True)
-    for process in sides.values():
-      process.communicate()
+    ours = Side("benchmarks.generate", "her_jax", folder)
+    for peer, python in pythons.items():
+      if not python:
+        continue
+      theirs = Side("benchmarks.generate", peer, folder, python=python)
+      for case in _CASES.value:
+        if peer == "tunix" and case != "batch":
+          continue
+        rows.append({"peer": peer, **compare(case, ours, theirs, _PAIRS.value)})
+        print(json.dumps(rows[-1]), flush=True)
+      theirs.end()
+    ours.end()
   if _OUT.value:
-    with open(_OUT.value, "w") as out:
-      json.dump(found, out, indent=2)
+    pathlib.Path(_OUT.value).write_text(json.dumps(rows, indent=2))
 
 
 if __name__ == "__main__":

@@ -12,16 +12,14 @@ our 3.6 s a step 2.4 s are matrix products at the 300 GFLOP/s that both reach.
 """
 
 from collections.abc import Callable
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 
 import numpy as np
 
-_THREADS = 2
+from benchmarks.sides import THREADS, Side, serve
+
 _ROWS, _LENGTH, _VOCAB = 4, 256, 32_768
 _RATE, _B1, _B2, _DECAY = 1e-4, 0.9, 0.95, 0.1
 _TOKENS = np.random.default_rng(0).integers(0, _VOCAB, (_ROWS, _LENGTH), np.int32)
@@ -46,7 +44,7 @@ def _torch_step(folder: str) -> Callable[[], float]:
   import torch
   import transformers
 
-  torch.set_num_threads(_THREADS)
+  torch.set_num_threads(THREADS)
   model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
   optimizer = torch.optim.AdamW(
     model.parameters(), lr=_RATE, betas=(_B1, _B2), weight_decay=_DECAY
@@ -108,47 +106,20 @@ def _jax_step(folder: str) -> Callable[[], float]:
 _SIDES = {"her_jax": _jax_step, "torch": _torch_step}
 
 
-def _work(side: str, folder: str) -> None:
-  """A step for every line of input; answers with its seconds and loss."""
-  step = _SIDES[side](folder)
-  for _ in sys.stdin:
-    start = time.perf_counter()
-    loss = step()
-    print(time.perf_counter() - start, loss, flush=True)
-
-
-def _start(side: str, folder: str) -> subprocess.Popen:
-  threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(_THREADS))
-  return subprocess.Popen(
-    [sys.executable, "-m", "benchmarks.train_step", side, folder],
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
-    text=True,
-    env={**os.environ, **threads, "JAX_PLATFORMS": "cpu"},
-  )
-
-
-def _ask(process: subprocess.Popen) -> tuple[float, float]:
-  process.stdin.write("step\n")
-  process.stdin.flush()
-  seconds, loss = map(float, process.stdout.readline().split())
-  return seconds, loss
-
-
 def main(pairs: int = 10) -> None:
   with tempfile.TemporaryDirectory() as folder:
     save_weights(folder)
-    sides = {side: _start(side, folder) for side in _SIDES}
+    sides = {side: Side("benchmarks.train_step", side, folder) for side in _SIDES}
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for pair in range(pairs + 2):  # The first two compile and warm up.
       losses = {}
       for side in sorted(sides, reverse=bool(pair % 2)):
-        took, losses[side] = _ask(sides[side])
+        took, losses[side] = sides[side].ask(pair)
         if pair > 1:
           seconds[side].append(took)
       np.testing.assert_allclose(losses["her_jax"], losses["torch"], rtol=1e-3)
-    for process in sides.values():
-      process.communicate()
+    for side in sides.values():
+      side.end()
   for side, times in seconds.items():
     print(f"{side:8s}{_TOKENS.size / statistics.median(times):8.1f} tokens/s")
   ratios = [t / j for j, t in zip(seconds["her_jax"], seconds["torch"], strict=True)]
@@ -159,7 +130,8 @@ def main(pairs: int = 10) -> None:
 
 
 if __name__ == "__main__":
-  if len(sys.argv) == 3:
-    _work(*sys.argv[1:])
+  if sys.argv[1:2] == ["work"]:
+    step = _SIDES[sys.argv[2]](sys.argv[3])
+    serve(lambda _: step())
   else:
     main(*map(int, sys.argv[1:]))
