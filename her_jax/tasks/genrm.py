@@ -13,9 +13,10 @@ from her_jax.evaluation.judge import evaluate_judge, judged_pairs
 from her_jax.roleplay.schema import DataError, PreferencePair, Trajectory
 from her_jax.tasks import data, start, train
 from her_jax.tasks.heldout import HeldOut
-from her_jax.training import checkpoint
+from her_jax.training import checkpoint, preemption
 
 
+@preemption.at_once("the judge")
 def run(
   config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
 ) -> dict[str, Any]:

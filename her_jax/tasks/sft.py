@@ -14,9 +14,10 @@ from her_jax.evaluation import policy as policy_evaluation
 from her_jax.roleplay.schema import DataError, Trajectory
 from her_jax.tasks import data, start, train
 from her_jax.tasks.heldout import HeldOut
-from her_jax.training import checkpoint
+from her_jax.training import checkpoint, preemption
 
 
+@preemption.at_once("SFT")
 def run(
   config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
 ) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The notice that a machine is taken away: SIGTERM, as clouds and schedulers send it."""
 
+from collections.abc import Iterator
+import contextlib
 import signal
 import threading
 from types import FrameType
@@ -13,6 +15,32 @@ EXIT_CODE = 42
 
 class Preempted(RuntimeError):
   """The run was told to end, and has saved. The message says what of it."""
+
+
+@contextlib.contextmanager
+def at_once(name: str) -> Iterator[None]:
+  """Around a run that continues: before and after its training SIGTERM ends it on the spot.
+
+  Nothing is to be saved there. While it is trained a `Notice` listens in its place.
+
+  Raises:
+    Preempted: it came.
+  """
+
+  def end(number: int, frame: FrameType | None) -> None:
+    raise Preempted(
+      f"{name}: ended by SIGTERM outside its training, of which nothing is lost; the same command"
+      " goes on"
+    )
+
+  if jax.process_count() > 1 or threading.current_thread() is not threading.main_thread():
+    yield
+    return
+  before = signal.signal(signal.SIGTERM, end)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, before)
 
 
 class Notice:
