@@ -9,6 +9,7 @@ program does not fit, and names a change by which it does. Times are bounds by t
 (`launch_tpu.roofline` says what they assume), not predictions.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 import dataclasses
 import json
@@ -31,12 +32,12 @@ from rich.table import Table
 
 from her_jax import command_line, sharding
 from her_jax.errors import ConfigError
-from launch_tpu import arithmetic, hlo, pods, programs, roofline
+from launch_tpu import arithmetic, hlo, host_programs, pods, programs, roofline
 
 _DEFAULT = "configs/sft.py:v5p-128"
 _CONFIG = config_flags.DEFINE_config_file("config", None, f"Config of a task, or {_DEFAULT}")
 _PROGRAMS = flags.DEFINE_list(
-  "programs", ["train"], f"Of {', '.join([*programs.ON_POD, *programs.ON_HOST])}"
+  "programs", ["train"], f"Of {', '.join([*programs.ON_POD, *host_programs.ON_HOST])}"
 )
 _POD = flags.DEFINE_enum(
   "pod", None, list(pods.PODS), "What to compile for; the config's own pod where it names one"
@@ -50,6 +51,9 @@ _GIB = 2**30
 @dataclasses.dataclass(frozen=True)
 class Result:
   """One program on one topology; bytes, FLOPs and times are a chip's.
+
+  Those of a host's program are at the load of `host_programs.load`; of `decode`, which grows all
+  rows by a few tokens, for one token a row.
 
   Attributes:
     program: Its name in `launch_tpu.programs`.
@@ -69,11 +73,16 @@ class Result:
     model_flops_per_chip: What the model needs, without anything computed twice.
     weight_flops_ratio: Executed / needed, of products with weights alone; None where they
       cannot be told from attention's.
+    hbm_gib_per_chip: Read and written, an estimate from above.
     collective_gib_per_chip: Sent, by kind of collective.
     needed_gib_per_chip: What the sharding needs, by purpose.
     roofline_seconds: Least time by what would limit it.
     mfu_bound: MFU of a step as long as the longest of them.
     compile_seconds: On this machine.
+    engine: Of a host's program: rows, pages, page_size and context of its engine.
+    needed_hbm_gib_per_chip: Of a host's program: weights and pages, each read once.
+    tokens_per_second_per_chip: Of a host's program, at most: "compiled" by `roofline_seconds`,
+      "needed" by what no program could do without.
   """
 
   program: str
@@ -92,11 +101,15 @@ class Result:
   kernel_flops_per_chip: float
   model_flops_per_chip: float
   weight_flops_ratio: float | None
+  hbm_gib_per_chip: float
   collective_gib_per_chip: dict[str, float]
   needed_gib_per_chip: dict[str, float]
   roofline_seconds: dict[str, float]
   mfu_bound: float
   compile_seconds: float
+  engine: dict[str, int] | None = None
+  needed_hbm_gib_per_chip: float | None = None
+  tokens_per_second_per_chip: dict[str, float] | None = None
 
 
 class DoesNotFit(Exception):
@@ -116,7 +129,7 @@ def compile_for(config: ml_collections.ConfigDict, name: str, pod_name: str) -> 
     lower = programs.ON_POD[name]
   else:
     mesh = sharding.make_mesh(tensor=-1, fsdp=1, devices=pods.host_devices(pod))
-    lower = programs.ON_HOST[name]
+    lower = host_programs.ON_HOST[name]
   start = time.perf_counter()
   try:
     with jax.set_mesh(mesh):
@@ -141,13 +154,17 @@ def _measure(
   seconds: float,
 ) -> Result:
   pod, model = pods.PODS[pod_name], programs.model_config(config)
-  counts = hlo.count(compiled.as_text(), devices=mesh.size)
-  rows, length = programs.batch_shape(config, name)
-  work = arithmetic.Work(
-    rows, length, dict(mesh.shape), config.micro_batches if name == "train" else 1
-  )
-  kernel = arithmetic.kernel_flops(model, work, counts.kernel_calls)
-  weights, useful = programs.needed_flops(config, name)
+  load = host_programs.load(config, name, mesh.size) if name in host_programs.ON_HOST else None
+  counts = hlo.count(compiled.as_text(), mesh.size, load.trips if load else None)
+  if load:
+    counts = counts.times(1 / load.repeats)
+    rows, length, kernel, weights, useful = load.rows, load.length, 0.0, load.flops, load.flops
+  else:
+    rows, length = programs.rows(config), config.data.length
+    parts = config.micro_batches if name == "train" else 1
+    work = arithmetic.Work(rows, length, dict(mesh.shape), parts)
+    kernel = arithmetic.kernel_flops(model, work, counts.kernel_calls)
+    weights, useful = programs.needed_flops(config, name)
   whole = name == "train" and not programs.adapted(config).rank
   needed = arithmetic.needed_bytes(model, work) if whole else {}
   bound = roofline.roofline(counts, pod.chip, useful / mesh.size, kernel_flops=kernel)
@@ -178,20 +195,48 @@ def _measure(
       # Without the kernel, attention's products stand in the text among all others.
       round(counts.matmul_flops * mesh.size / weights, 4) if counts.kernel_calls else None
     ),
+    hbm_gib_per_chip=round(counts.hbm_bytes / _GIB, 2),
     collective_gib_per_chip=gib(counts.wire_bytes),
     needed_gib_per_chip=gib(needed),
     roofline_seconds={"compute": bound.compute_s, "hbm": bound.hbm_s, "ici": bound.ici_s},
     mfu_bound=round(bound.mfu, 4),
     compile_seconds=round(seconds, 1),
+    **(_of_host(config, load, pod.chip, mesh.size, bound) if load else {}),
   )
+
+
+def _of_host(
+  config: ml_collections.ConfigDict,
+  load: host_programs.Load,
+  chip: str,
+  chips: int,
+  bound: roofline.Roofline,
+) -> dict[str, Any]:
+  """The fields of `Result` that a host's program has beside."""
+  kept = host_programs.limits(config)
+  least = hlo.Counts(
+    flops=Counter(forward=round(load.flops / chips)), hbm_bytes=round(load.hbm_bytes)
+  )
+  seconds = {
+    "compiled": bound.step_s,
+    "needed": roofline.roofline(least, chip, load.flops / chips).step_s,
+  }
+  tokens = load.rows * load.length / chips
+  return {
+    "engine": {k: getattr(kept, k) for k in ("rows", "pages", "page_size", "context")},
+    "needed_hbm_gib_per_chip": round(load.hbm_bytes / _GIB, 2),
+    "tokens_per_second_per_chip": {k: round(tokens / s, 1) for k, s in seconds.items()},
+  }
 
 
 def changes(config: ml_collections.ConfigDict, name: str, pod_name: str) -> Iterator[dict]:
   """Overrides that lower a program's memory, the cheapest first; "pod" among them last."""
   mesh, chips = config.mesh, pods.chips(pods.PODS[pod_name])
-  if name in programs.ON_HOST:
-    for prompts in _halves(config.sampling.prompts_per_call):
-      yield {"sampling.prompts_per_call": prompts}
+  if name in host_programs.ON_HOST:
+    pages, least = config.engine.pages, host_programs.least_pages(config)
+    for rows in _halves(config.engine.rows):
+      pages = pages and max(pages // 2, least)  # 0: as many as the rows fill.
+      yield {"engine.rows": rows, "engine.pages": pages}
     return
   if name == "train":
     if programs.model_config(config).remat != "full":
@@ -202,7 +247,7 @@ def changes(config: ml_collections.ConfigDict, name: str, pod_name: str) -> Iter
     for context in (2, 4, 8, 16):
       # Half of the rows at a time, each on twice the chips.
       if shards % context == 0 and config.data.length // context >= 1024:
-        rows = programs.batch_shape(config, name)[0]
+        rows = programs.rows(config)
         parts = max(rows * context // shards, 1) * config.micro_batches
         if rows % parts == 0:
           yield {
@@ -262,6 +307,12 @@ def print_results(results: Sequence[Result]) -> None:
     needed = ", ".join(f"{k} {v:g}" for k, v in r.needed_gib_per_chip.items())
     console.print(f"{r.program} on {r.topology}, mesh {r.mesh}, remat {r.remat}")
     console.print(f"  a chip sends {sent} GiB" + (f"; needed: {needed}" if needed else ""))
+    if rates := r.tokens_per_second_per_chip:
+      console.print(
+        f"  {r.hbm_gib_per_chip:g} GiB through HBM, of which {r.needed_hbm_gib_per_chip:g} are"
+        f" needed: at most {rates['compiled']:,.0f} tokens/s and chip, {rates['needed']:,.0f}"
+        f" without the rest; {r.engine}"
+      )
   console.print(
     "FLOPs: executed / needed by the model, all matrix products, and those with weights alone."
     " Least times assume full peaks and full overlap; see launch_tpu/roofline.py."
@@ -275,11 +326,15 @@ def _check(config: ml_collections.ConfigDict, pod_name: str) -> None:
     raise ConfigError(f"config.pod: no pod {pod_name!r}; there are {', '.join(pods.PODS)}")
   if config.task not in _TASKS:
     raise ConfigError(f"task {config.task} has no programs; those of {', '.join(_TASKS)} have")
-  if hosts := [name for name in _PROGRAMS.value if name in programs.ON_HOST]:
+  if hosts := [name for name in _PROGRAMS.value if name in host_programs.ON_HOST]:
     if "sampling" not in config:
       raise ConfigError(
         f"{hosts[0]} is no program of task {config.task}, which samples nothing"
       )
+    try:
+      host_programs.limits(config)
+    except ValueError as error:
+      raise ConfigError(f"config.engine: {error}") from None
   out = pathlib.Path(_OUT.value) if _OUT.value else None
   if out and (out.is_dir() or not os.access(out.parent, os.W_OK)):
     raise ConfigError(f"--out={out} is no file that can be written; make its folder first")
@@ -289,7 +344,7 @@ def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"what is {argv[1]!r}? Overrides begin with --config.")
   config = _CONFIG.value
-  known = [*programs.ON_POD, *programs.ON_HOST]
+  known = [*programs.ON_POD, *host_programs.ON_HOST]
   if not _PROGRAMS.value:
     raise app.UsageError(f"--programs names none; there are {', '.join(known)}")
   if unknown := [name for name in _PROGRAMS.value if name not in known]:

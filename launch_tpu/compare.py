@@ -3,7 +3,7 @@
     python -m launch_tpu.compare                       # what docs/pods.json lacks
     python -m launch_tpu.compare --only=v6e --again    # those of v6e, also if it has them
 
-All of it takes an hour on two cores.
+All of it takes an hour on two cores, that of hosts (`--only=host`) two minutes.
 
 Each is one run of `launch_tpu.aot` in a process of its own.
 """
@@ -54,7 +54,6 @@ _LONG = [
   ("v6e-32", 16, 16),
   ("v6e-64", 16, 8),
 ]
-_HOSTS = ("v5p-128", "v6e-64")
 _CHIPS = {"v5p-128": 64, "v5p-256": 128, "v6e-64": 64, "v6e-256": 256, "2xv6e-256": 512}
 
 
@@ -80,8 +79,8 @@ def variants() -> dict[str, list[str]]:
     ]
   for pod in layouts.TRAINING["rl"]:
     found[f"rl {pod}"] = [f"--config=configs/rl.py:{pod}", "--programs=train,gather"]
-  for pod in _HOSTS:
-    found[f"rl {pod} host"] = [f"--config=configs/rl.py:{pod}", "--programs=prefill,decode"]
+  for pod in layouts.ENGINE:
+    found[f"host {pod}"] = [f"--config=configs/rl.py:{pod}", "--programs=prefill,decode"]
   return found
 
 
@@ -109,18 +108,61 @@ def table(found: dict[str, list[dict[str, Any]]], begins: str) -> str:
   return "\n".join(lines)
 
 
+def host_table(found: dict[str, list[dict[str, Any]]]) -> str:
+  """The Markdown table of the programs of one host."""
+  lines = [
+    "| program | host of | tokens | rows, pages of tokens | requests in full | HBM GiB (free) |"
+    " arguments | temporary | FLOPs | through HBM GiB (/ needed) | least ms: compute, HBM, ICI |"
+    " tokens/s a chip at most (by need) |",
+    "|---" * 12 + "|",
+  ]
+  for key, results in found.items():
+    if key.startswith("host"):
+      lines += [_host_line(key, result) for result in results]
+  return "\n".join(lines)
+
+
+def _host_line(key: str, r: dict[str, Any]) -> str:
+  if "error" in r:
+    return _missing(key, r)
+  engine, rates = r["engine"], r["tokens_per_second_per_chip"]
+  kept = (engine["pages"] - 1) * engine["page_size"]
+  milliseconds = (f"{1e3 * r['roofline_seconds'][k]:.3g}" for k in ("compute", "hbm", "ici"))
+  through, needed = r["hbm_gib_per_chip"], r["needed_hbm_gib_per_chip"]
+  cells = [
+    r["program"], r["topology"].removesuffix(" host"), f"{r['rows']} x {r['length']}",
+    f"{engine['rows']}, {engine['pages']:,} of {engine['page_size']}",
+    f"{kept / engine['context']:.0f} of {engine['context']:,}", *_memory(r),
+    f"{r['flops_per_chip'] / r['model_flops_per_chip']:.3f} x",
+    f"{through:.1f} ({through / needed:.2f} x)", ", ".join(milliseconds),
+    f"{rates['compiled']:,.0f} ({rates['needed']:,.0f})",
+  ]  # fmt: skip
+  return "| " + " | ".join(cells) + " |"
+
+
+def _memory(r: dict[str, Any]) -> list[str]:
+  free = 1 - r["hbm_peak_gib"] / r["hbm_limit_gib"]
+  return [
+    f"{r['hbm_peak_gib']:.1f} of {r['hbm_limit_gib']:g} ({free:.0%})",
+    f"{r['argument_gib']:.1f}",
+    f"{r['temporary_gib']:.1f}",
+  ]
+
+
+def _missing(key: str, r: dict[str, Any]) -> str:
+  return f"| {r['program']} | {r['topology']} | {key} | does not fit: {r['error']} |"
+
+
 def _line(key: str, r: dict[str, Any]) -> str:
   if "error" in r:
-    return f"| {r['program']} | {r['topology']} | {key} | does not fit: {r['error']} |"
+    return _missing(key, r)
   mesh = ", ".join(f"{name} {size}" for name, size in r["mesh"].items() if size > 1)
   sent, needed = (sum(r[f"{name}_gib_per_chip"].values()) for name in ("collective", "needed"))
-  free = 1 - r["hbm_peak_gib"] / r["hbm_limit_gib"]
   flops = r["flops_per_chip"] / r["model_flops_per_chip"] if r["model_flops_per_chip"] else 0
   seconds = ", ".join(f"{r['roofline_seconds'][k]:.3g}" for k in ("compute", "hbm", "ici"))
   cells = [
     r["program"], r["topology"], f"{r['rows']} x {r['length']}", mesh, r["remat"],
-    f"{r['hbm_peak_gib']:.1f} of {r['hbm_limit_gib']:g} ({free:.0%})",
-    f"{r['argument_gib']:.1f}", f"{r['temporary_gib']:.1f}",
+    *_memory(r),
     f"{flops:.3f} x" if flops else "", f"{r['weight_flops_ratio']:.3f} x" if r["weight_flops_ratio"] else "",
     f"{sent:.1f}" + (f" ({sent / needed:.2f} x)" if needed else ""), seconds,
     f"{r['mfu_bound']:.2f}" if flops else "",
@@ -140,10 +182,11 @@ def main(argv: Sequence[str]) -> None:
     ordered = {key: found[key] for key in variants() if key in found}
     store.write_text(json.dumps(ordered, indent=1) + "\n")
   text = page.read_text()
-  for name in ("sft", "long", "rl"):
+  tables = {name: table(found, name) for name in ("sft", "long", "rl")}
+  for name, lines in (tables | {"host": host_table(found)}).items():
     begin, end = (mark.format(name) for mark in _MARKS)
     before, _, rest = text.partition(begin)
-    text = f"{before}{begin}\n{table(found, name)}\n{end}{rest.partition(end)[2]}"
+    text = f"{before}{begin}\n{lines}\n{end}{rest.partition(end)[2]}"
   page.write_text(text)
 
 

@@ -101,18 +101,18 @@ class Counts:
       trip_counts=self.trip_counts | other.trip_counts,
     )
 
-  def times(self, n: int) -> "Counts":
-    """The counts of `n` runs."""
+  def times(self, n: float) -> "Counts":
+    """The counts of `n` runs; of a part of one, where a run does the same several times."""
 
     def scale(counter: Counter[str]) -> Counter[str]:
-      return Counter({key: n * value for key, value in counter.items()})
+      return Counter({key: round(n * value) for key, value in counter.items()})
 
     return Counts(
       flops=scale(self.flops),
       wire_bytes=scale(self.wire_bytes),
       collective_calls=scale(self.collective_calls),
       kernel_calls=scale(self.kernel_calls),
-      hbm_bytes=n * self.hbm_bytes,
+      hbm_bytes=round(n * self.hbm_bytes),
       trip_counts=self.trip_counts,
     )
 
@@ -123,16 +123,17 @@ def count(text: str, devices: int, trips: Mapping[str, int] | None = None) -> Co
   Of a conditional the branch with most FLOPs counts (then bytes sent, then HBM bytes).
 
   HBM bytes are what each op outside of fusions reads and writes, once each. A fusion that
-  reads a slice of its input counts that slice, and one that updates a slice in place counts
-  that. Arrays that the compiler put into a TPU's vector memory count nothing. It is an
-  estimate from above, as nothing is said to stay on the chip between two ops, with two
-  exceptions: padding of tiles is left out, and a Pallas kernel counts each operand once,
-  though it may fetch a block again.
+  reads a slice of its input counts that slice, and one that updates a slice in place, or
+  scatters into its input, counts what it updates. Arrays that the compiler put into a TPU's
+  vector memory count nothing. It is an estimate from above, as nothing is said to stay on the
+  chip between two ops, with two exceptions: padding of tiles is left out, and a Pallas kernel
+  counts each operand once, though it may fetch a block again.
 
   Args:
     text: `compiled.as_text()` of a program for TPU or CPU.
     devices: Devices the program runs on; the group of a collective that names none.
-    trips: Trip counts for loops that stop on data, by the name in `unread_loops`.
+    trips: Trip counts for loops that stop on data, by the name in `unread_loops`, or by the end
+      of JAX's path to the loop: "jit(step)/while".
 
   Raises:
     ValueError: the text is cut or not HLO, or the group of a collective cannot be read.
@@ -181,9 +182,10 @@ class _Reader:
     return counts
 
   def loop(self, computation: Computation, op: Op, again: bool) -> Counts:
-    n = self.trips.get(op.name)
-    if n is None:
-      n = hlo_text.trip_count(self.module, computation, op)
+    n = hlo_text.trip_count(self.module, computation, op)
+    for key, given in self.trips.items():
+      if key == op.name or op.op_name.endswith(key):
+        n = given
     body = self.computation(self.module.called(op, "body"), again=again)
     return Counts(trip_counts={op.name: n}) + body.times(1 if n is None else n)
 
@@ -238,8 +240,10 @@ class _Reader:
       return read + self.written(inner, inner.root, op)
     if op.opcode in _SLICES:
       return min(_hbm(operands[0]), op.bytes) + sum(map(_hbm, operands[1:])) + _hbm(op)
-    if op.opcode == "dynamic-update-slice":
-      return _hbm(operands[1]) + min(_hbm(op), operands[1].bytes)
+    if update := _update(op):
+      new = computation.ops[update]
+      places = _hbm(operands[1]) if op.opcode == "scatter" else 0
+      return places + _hbm(new) + min(_hbm(op), new.bytes)
     read = sum(map(_hbm, operands))
     # The result of a start holds its operands beside what it writes.
     held = read if op.opcode.endswith("-start") and op.opcode != "all-reduce-start" else 0
@@ -259,7 +263,10 @@ class _Reader:
       elif user.opcode == "fusion":
         inner = self.module.called(user, "calls")
         total += sum(self.read(inner, inner.parameters[i].name, size) for i in positions)
-      elif not (user.opcode == "dynamic-update-slice" and positions == [0]):
+      elif (update := _update(user)) and positions == [0]:
+        # A scatter may add to what was there.
+        total += fused.ops[update].bytes if user.opcode == "scatter" else 0
+      else:
         return size
     return min(total, size)
 
@@ -276,8 +283,8 @@ class _Reader:
     if root.opcode == "fusion":
       inner = self.module.called(root, "calls")
       return self.written(inner, inner.root, result)
-    if root.opcode == "dynamic-update-slice":
-      base, update = (fused.ops[name] for name in root.operands[:2])
+    if name := _update(root):
+      base, update = fused.ops[root.operands[0]], fused.ops[name]
       in_place = base.opcode in ("bitcast", "parameter")
       return min(_hbm(result), update.bytes) if in_place else _hbm(result)
     return _hbm(result)
@@ -285,6 +292,14 @@ class _Reader:
 
 def _hbm(op: Op) -> int:
   return sum(array.bytes for array in op.arrays if array.space == 0)
+
+
+def _update(op: Op) -> str | None:
+  """Operand of an op that changes a part of its first one; None: it is no such op."""
+  if op.opcode == "dynamic-update-slice":
+    return op.operands[1]
+  # Of base, places and what is written there; of several arrays at once it has more.
+  return op.operands[2] if op.opcode == "scatter" and len(op.operands) == 3 else None
 
 
 def _allocates(op: Op) -> bool:

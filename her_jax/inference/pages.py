@@ -147,7 +147,11 @@ def paged_attention(
   # One more, which stands for no query, and for no group among the results.
   scaled = jnp.pad(scaled, ((0, 1), (0, 0), (0, 0), (0, 0)))
   positions = jnp.pad(positions, (0, 1), constant_values=-1)
-  results = [_attend(scaled, pool, layer, positions, groups) for groups in lists]
+  results = []
+  for groups in lists:
+    # In profiles, and in compiled text, one tells the lists apart by it.
+    with jax.named_scope(f"shared_by_{groups.queries.shape[1]}"):
+      results.append(_attend(scaled, pool, layer, positions, groups))
   results.append(_nothing(1, *scaled.shape[1:]))
   peak, total, mixed = (jnp.concatenate(parts)[places] for parts in zip(*results, strict=True))
   share = jnp.exp(peak - jnp.max(peak, axis=1, keepdims=True))

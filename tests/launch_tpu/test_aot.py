@@ -61,6 +61,25 @@ def test_every_layout_was_compiled_and_leaves_a_tenth_free(task):
       assert result["weight_flops_ratio"] <= 1.3
 
 
+def test_every_engine_was_compiled_and_leaves_a_tenth_free_beside_the_trained_state():
+  compiled = json.loads((ROOT / "docs" / "pods.json").read_text())
+  assert layouts.ENGINE.keys() == layouts.TRAINING["rl"].keys()
+  for name, engine in layouts.ENGINE.items():
+    state = compiled[f"rl {name}"][0]
+    assert state["program"] == "train"
+    found = compiled[f"host {name}"]
+    assert [result["program"] for result in found] == ["prefill", "decode"]
+    for result in found:
+      kept = {key: getattr(engine, key) for key in ("rows", "pages", "page_size")}
+      assert kept.items() <= result["engine"].items(), f"{name} {engine}: compile it again"
+      assert result["engine"]["context"] == 6144 + 2048
+      together = result["hbm_peak_gib"] + state["argument_gib"]
+      assert together <= 0.9 * result["hbm_limit_gib"]
+      # The loops' trips are told to the counter: without them it finds too little.
+      assert 0.99 <= result["flops_per_chip"] / result["model_flops_per_chip"] <= 1.3
+      assert result["hbm_gib_per_chip"] >= result["needed_hbm_gib_per_chip"]
+
+
 def test_a_pod_is_named_after_the_colon():
   config = sft.get_config("v5p-128")
   layout = layouts.TRAINING["sft"]["v5p-128"]
@@ -90,7 +109,11 @@ def test_changes_lower_memory_step_by_step():
   assert {"mesh.context": 2, "micro_batches": 2}.items() <= found[2].items()
   assert found[-1] == {"pod": "v5p-256", "remat": "full"}
   halves = list(aot.changes(rl.get_config(), "decode", "v5p-128"))
-  assert halves[0] == {"sampling.prompts_per_call": 32} and len(halves) == 6
+  assert halves[0] == {"engine.rows": 32, "engine.pages": 0} and len(halves) == 6
+  halves = list(aot.changes(rl.get_config("v6e-64"), "decode", "v6e-64"))
+  assert halves[0] == {"engine.rows": 16, "engine.pages": 320}
+  # What the longest request fills, and the page that nobody reads.
+  assert halves[-1] == {"engine.rows": 1, "engine.pages": 68}
 
 
 def test_slices_are_joined_by_data_alone():
@@ -145,6 +168,11 @@ _MISTAKES = {
     ("--config=configs/genrm.py:v5p-128", "--programs=prefill"),
     1,
     ("prefill is no program of task genrm",),
+  ),
+  "an engine without room for a request": (
+    ("--config=configs/rl.py:v5p-128", "--programs=decode", "--config.engine.pages=8"),
+    1,
+    ("config.engine: 8 pages of 128", "67 pages or more"),
   ),
   "a task without programs": (
     ("--config=configs/export.py", "--pod=v5p-16"),
@@ -222,11 +250,11 @@ def test_programs_of_a_host_and_one_that_does_not_fit(tmp_path):
     "--config=configs/rl.py",
     "--pod=v6e-64",
     "--programs=gather,decode",
-    "--config.sampling.prompts_per_call=8",
+    "--config.engine.rows=32",
   )
   assert done.returncode == 1
   assert "decode does not fit v6e-64: " in done.stderr and "exceeds" in done.stderr
-  assert "it fits with --config.sampling.prompts_per_call=4" in done.stderr
+  assert "it fits with --config.engine.rows=16 --config.engine.pages=0" in done.stderr
   assert [(row["program"], row["fits"]) for row in found] == [
     ("gather", True),
     ("decode", False),

@@ -136,6 +136,38 @@ def test_a_loop_that_stops_on_data_is_reported():
     roofline(counts, "v5p", model_flops=1.0)
   told = hlo.count(text, 8, trips={counts.unread_loops[0]: 9})
   assert told.unread_loops == () and told.matmul_flops == 9 * _LAYER_FLOPS
+  assert hlo.count(text, 8, trips={"jit(loop)/while": 9}) == told
+  part = told.times(1 / 9)
+  assert part.matmul_flops == _LAYER_FLOPS and part.hbm_bytes == round(told.hbm_bytes / 9)
+
+
+def test_a_scatter_in_place_counts_what_it_writes():
+  # As a TPU has it, in a fusion of its own.
+  text = _module(
+    """
+      %pool = f32[9,50,64]{2,1,0} parameter(0)
+      %at = s32[3,2]{1,0} parameter(1)
+      %new = f32[3,64]{1,0} parameter(2)
+      ROOT %written = f32[9,50,64]{2,1,0} fusion(%pool, %at, %new), kind=kCustom, calls=%write
+    """,
+    textwrap.dedent(
+      """
+      %replace (a: f32[], b: f32[]) -> f32[] {
+        %a = f32[] parameter(0)
+        ROOT %b = f32[] parameter(1)
+      }
+
+      %write (pool.1: f32[9,50,64], at.1: s32[3,2], new.1: f32[3,64]) -> f32[9,50,64] {
+        %pool.1 = f32[9,50,64]{2,1,0} parameter(0)
+        %at.1 = s32[3,2]{1,0} parameter(1)
+        %new.1 = f32[3,64]{1,0} parameter(2)
+        ROOT %scatter = f32[9,50,64]{2,1,0} scatter(%pool.1, %at.1, %new.1), update_window_dims={1}, to_apply=%replace
+      }
+      """
+    ),
+  )
+  # What is written is read before, and the old numbers, as some scatters add to them.
+  assert hlo.count(text, devices=1).hbm_bytes == 4 * 3 * 2 + 3 * 4 * 3 * 64
 
 
 def test_checkpointed_layers_count_what_they_recompute():
