@@ -2,6 +2,14 @@
 
 Training splits the weights over all chips of a pod. A host that samples on its own needs them
 whole, split over its own chips alone, in the dtype of the computation.
+
+    weights = RolloutWeights(state.params, mesh, config.dtype)
+    with jax.set_mesh(weights.mesh):
+      engine = Engine(config, graphdef, weights(state.params), limits)
+      while ...:  # No host waits for another here.
+        engine.step()
+      ...
+      engine.load(weights(state.params))  # Here all meet.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,13 +20,76 @@ from typing import Any
 from flax import nnx
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
 from her_jax.errors import ConfigError
-from her_jax.sharding import RULES, Rules, process_of
+from her_jax.sharding import MESH_AXES, RULES, process_of, shardings
 
 HostOf = Callable[[jax.Device], int]
+
+
+class RolloutWeights:
+  """Takes trained weights to a copy on this host's chips, which no other host has a part in.
+
+  Built once and called before each rollout, by all hosts together.
+
+  Attributes:
+    mesh: This host's chips, all of them along `tensor`: that of `jax.set_mesh` for the engine.
+  """
+
+  def __init__(
+    self,
+    params: nnx.State,
+    mesh: Mesh,
+    dtype: str,
+    *,
+    host: int | None = None,
+    host_of: HostOf = process_of,
+  ):
+    """Fixes where the weights come from and where they go.
+
+    Args:
+      params: Concrete or abstract parameters, whose variables name their axes.
+      mesh: On which they are trained.
+      dtype: Of the copies.
+      host: Whose chips they go to; this one when None.
+      host_of: The host of a device.
+
+    Raises:
+      ConfigError: As `gather`.
+    """
+    host = jax.process_index() if host is None else host
+    chips = np.asarray([d for d in mesh.devices.flat if host_of(d) == host])
+    # In their order along the axes that `gather` splits over.
+    self.mesh = Mesh(chips.reshape(1, 1, 1, -1), MESH_AXES, axis_types=(AxisType.Auto,) * 4)
+    self._trained_on = mesh
+    self._places = shardings(params, self.mesh)
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(params)}
+    self._as_trained = self.mesh == mesh and dtypes == {jnp.dtype(dtype)}
+    self._gather = gather(params, mesh, dtype, host_of)
+
+  def __call__(self, params: nnx.State) -> nnx.State:
+    """The copy of trained weights on `mesh`, in `dtype`.
+
+    Where the weights are trained on this host alone as it samples with them, they are
+    returned as they are: what is donated to an update is gone from the engine too, and it needs
+    to `load` before it goes on.
+    """
+    if self._as_trained:
+      return params
+    with jax.set_mesh(self._trained_on):
+      return self._own(self._gather(params))
+
+  def _own(self, copies: nnx.State) -> nnx.State:
+    """This host's parts of copies on all hosts, as arrays of its own; nothing is moved."""
+
+    def wrap(array: jax.Array, place: NamedSharding) -> jax.Array:
+      parts = {shard.device: shard.data for shard in array.addressable_shards}
+      ours = [parts[device] for device in self.mesh.devices.flat]
+      return jax.make_array_from_single_device_arrays(array.shape, place, ours)
+
+    return jax.tree.map(wrap, copies, self._places)
 
 
 def gather(params: nnx.State, mesh: Mesh, dtype: str, host_of: HostOf = process_of) -> Any:
@@ -36,7 +107,8 @@ def gather(params: nnx.State, mesh: Mesh, dtype: str, host_of: HostOf = process_
     host_of: The host of a device.
 
   Returns:
-    params -> params, split over each host's chips as over `tensor`, alike on all hosts.
+    params -> params, split over each host's chips as over `tensor`, alike on all hosts. Their
+    order along it is that in which the mesh has them.
 
   Raises:
     ConfigError: The chips of a host are scattered over the mesh, so that no axes name them.
@@ -100,11 +172,9 @@ class _Fine:
 
 def _copy(x: jax.Array, names: Sequence[str], mesh: Mesh, fine: _Fine) -> jax.Array:
   """One weight, as it lies in training -> split over each host's chips."""
-  rules = Rules(
-    layers=None, embed=None, mlp=fine.own, heads=fine.own, kv_heads=fine.own, head_dim=None,
-    vocab=fine.own,
-  )  # fmt: skip
-  target = list(rules.spec(names, x.shape, fine.mesh))
+  chips = math.prod(fine.mesh.shape[axis] for axis in fine.own)
+  own = RULES.spec(names, x.shape, AbstractMesh((1, 1, 1, chips), MESH_AXES))
+  target = [fine.own if axes == "tensor" else None for axes in own]
   trained = RULES.spec(names, x.shape, mesh)
   # Every axis of the array as one for each part it lies in, and one for what is inside a part.
   shape: list[int] = []

@@ -12,6 +12,7 @@ from her_jax import sharding
 from her_jax.errors import ConfigError
 from her_jax.inference import replicas
 from her_jax.models.config import PRESETS
+from her_jax.models.qwen3 import abstract_model
 
 _CONFIG = dataclasses.replace(
   PRESETS["tiny"], vocab_size=96, hidden_size=32, intermediate_size=64, num_layers=2
@@ -56,6 +57,31 @@ def test_each_host_holds_every_weight_once(order, sizes):
       assert len(shards) == 4 and seen.min() == seen.max() >= 1
       split += seen.max() == 1
   assert split > 10  # Most weights are cut in four; norms are whole on each chip.
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_host_gets_the_weights_as_arrays_of_its_own(host):
+  mesh = _mesh([0, 1, 4, 5, 2, 3, 6, 7], fsdp=8)
+  _, params = sharding.init_sharded(_CONFIG, seed=0, mesh=mesh)
+  weights = replicas.RolloutWeights(params, mesh, "bfloat16", host=host, host_of=_host)
+  assert weights.mesh.shape == {"data": 1, "fsdp": 1, "context": 1, "tensor": 4}
+  assert [_host(device) for device in weights.mesh.devices.flat] == [host] * 4
+  copies = weights(params)
+  _, abstract = abstract_model(dataclasses.replace(_CONFIG, param_dtype="bfloat16"))
+  wanted = jax.tree.map(
+    lambda x, at: (x.dtype, at), abstract, sharding.shardings(abstract, weights.mesh)
+  )
+  found = jax.tree.map(lambda x: (x.dtype, x.sharding), copies)
+  assert wanted == found  # Names of axes and all.
+  for before, after in zip(jax.tree.leaves(params), jax.tree.leaves(copies), strict=True):
+    np.testing.assert_array_equal(np.asarray(after), np.asarray(before.astype(jnp.bfloat16)))
+
+
+def test_nothing_is_copied_that_is_as_it_has_to_be():
+  alone = sharding.make_mesh(fsdp=1, tensor=2, devices=jax.devices()[:2])
+  _, params = sharding.init_sharded(_CONFIG, seed=0, mesh=alone)
+  assert replicas.RolloutWeights(params, alone, "float32")(params) is params
+  assert replicas.RolloutWeights(params, alone, "bfloat16")(params) is not params
 
 
 def test_hosts_that_no_axis_names_are_refused():
