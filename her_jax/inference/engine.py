@@ -112,7 +112,6 @@ class Engine:
     self.stats = Stats()
     self._own_head = config.tie_embeddings and jax.default_backend() == "cpu"
     self._tied = graphdef
-    self._given = params
     graphdef, self._params = self._with_head(params)
     self._programs = Programs(graphdef=graphdef, valid_vocab=valid_vocab or config.vocab_size)
     self._decode = decode
@@ -127,11 +126,6 @@ class Engine:
     """Whether any request is under way."""
     return bool(self._waiting or self._active)
 
-  @property
-  def params(self) -> nnx.State:
-    """The weights as they were given."""
-    return self._given
-
   def load(self, params: nnx.State) -> None:
     """Goes on with other weights; what the old ones computed is forgotten.
 
@@ -141,7 +135,6 @@ class Engine:
     if self.busy:
       raise ValueError("requests are under way: finish or cancel them before new weights")
     self._prefixes.clear()
-    self._given = params
     _, self._params = self._with_head(params)
 
   def submit(self, ids: Sequence[int], sampling: Sampling) -> int:

@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
+from flax import nnx
 import jax
 import ml_collections
 from transformers import PreTrainedTokenizerBase
@@ -18,6 +19,7 @@ from her_jax.hf import load as hf_load
 from her_jax.hf import tokenizer as hf_tokenizer
 from her_jax.inference.batches import Limits
 from her_jax.inference.engine import Engine
+from her_jax.inference.replicas import RolloutWeights
 from her_jax.inference.sampler import Sampler
 from her_jax.inference.sampling import Sampling
 from her_jax.models.config import PRESETS
@@ -114,7 +116,12 @@ def make_sampler(
   settings: ml_collections.ConfigDict,
   temperature: float,
 ) -> Sampler:
-  """A sampler for a model, from a config's `engine` and its `sampling` or `judge` section."""
+  """A sampler for a model on the mesh of `jax.set_mesh`.
+
+  Args:
+    engine: that section of a config.
+    settings: its section `sampling` or `judge`.
+  """
   tokenizer = model.tokenizer
   pad = chat.control_id(chat.PAD, tokenizer)
   limits = Limits.of(engine, settings.prompt_length + settings.max_new_tokens)
@@ -124,11 +131,12 @@ def make_sampler(
     # Qwen also stops at its padding token.
     stop_ids=(chat.control_id(chat.IM_END, tokenizer), pad),
   )
-  return Sampler(
-    Engine(model.config, model.graphdef, model.params, limits, valid_vocab=len(tokenizer)),
-    sampling,
-    settings.prompt_length,
-  )
+  weights = RolloutWeights(model.params, jax.sharding.get_mesh(), model.config.dtype)
+
+  def make(params: nnx.State) -> Engine:
+    return Engine(model.config, model.graphdef, params, limits, valid_vocab=len(tokenizer))
+
+  return Sampler(make, weights, sampling, settings.prompt_length)
 
 
 def make_judge(

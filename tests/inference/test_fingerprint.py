@@ -26,7 +26,9 @@ def test_the_same_wherever_it_lies():
   assert len(found) == 16 and int(found, 16) and fingerprint(_params()) == found
   for spec in ((None, "fsdp", "tensor"), (("fsdp",),), (None, None, ("tensor", "fsdp"))):
     place = lambda x, spec=spec: NamedSharding(mesh, PartitionSpec(*spec[: x.ndim]))
-    moved = jax.tree.map(lambda x: jax.device_put(x, place(x)), {"a": params["layers"][...]})
+    moved = jax.tree.map(
+      lambda x, place=place: jax.device_put(x, place(x)), {"a": params["layers"][...]}
+    )
     assert fingerprint(moved) == fingerprint({"a": params["layers"][...]}), spec
   on_all = jax.tree.map(lambda x: jax.device_put(x, sharding.replicated(mesh)), params)
   assert fingerprint(on_all) == found

@@ -9,8 +9,7 @@ import pytest
 
 from data_pipeline import trees
 from her_jax.inference.engine import Completion, Engine
-from her_jax.inference.sampler import Sampler
-from her_jax.inference.sampling import Sampling
+from her_jax.inference.sampling import Sampling, with_seeds
 from her_jax.rl import monitors, objective
 from her_jax.rl.advantages import group_relative
 from her_jax.training import losses
@@ -35,8 +34,9 @@ def model():
 def drawn(model):
   engine = Engine(CONFIG, *model, LIMITS, valid_vocab=VALID)
   settings = Sampling(max_tokens=12, stop_ids=(STOP,), temperature=_TEMPERATURE)
-  sampler = Sampler(engine, settings, prompt_length=8)
-  return sampler(model[1], _PROMPTS, n=4, seed=0)
+  prompts = [prompt for prompt in _PROMPTS for _ in range(4)]
+  found = engine.generate(prompts, with_seeds(settings, 0, len(prompts)))
+  return [found[:4], found[4:]]
 
 
 def _loss_fn(**changes):

@@ -14,6 +14,8 @@ from tests.training import short_runs
 from tests.training.short_runs import Stop
 
 _STEPS = 8
+# Three replies of random weights, the first two of which two hosts sample at a time.
+_SAMPLED = {"eval_samples": 3, "sampling.max_new_tokens": 5, "sampling.prompt_length": 1000}
 _LIMIT_S = 10  # Without a sign of life; 30 s where nothing else is said.
 
 
@@ -31,7 +33,7 @@ def unbroken(settings, tmp_path_factory):
   def run(hosts: int) -> pathlib.Path:
     if hosts not in done:
       done[hosts] = folder / str(hosts)
-      _finish(done[hosts], settings, hosts)
+      _finish(done[hosts], settings | _SAMPLED, hosts)
     return done[hosts]
 
   return run
@@ -74,9 +76,11 @@ def test_the_loss_is_that_of_one_process(settings, unbroken, tmp_path, hosts, de
     workdir = unbroken(hosts)
   else:
     workdir = tmp_path / "run"
-    _finish(workdir, settings | {"cpu_devices": devices}, hosts)
+    _finish(workdir, settings | _SAMPLED | {"cpu_devices": devices}, hosts)
   assert f"{hosts * devices} cpu device(s) of {hosts} host(s)" in short_runs.log(workdir)
   _assert_same_steps(unbroken(1), workdir)
+  samples = [(path / "samples/before.json").read_text() for path in (unbroken(1), workdir)]
+  assert samples[0] == samples[1] and samples[0].count('"reply"') == 3
 
 
 def _lose(workdir: pathlib.Path, settings, stop: Stop, at: int) -> int:
