@@ -120,13 +120,17 @@ def test_transformers_loads_the_export_and_agrees(chain):
   np.testing.assert_allclose(model.logits(hidden), expected, atol=1e-4)
 
 
-def test_a_stage_alone_repeats_the_chains_bit_for_bit(chain, tmp_path):
+@pytest.mark.exhaustive
+def test_sft_alone_repeats_the_chains_bit_for_bit(chain, tmp_path):
+  _run("configs/sft.py:tiny", tmp_path, _SFT)
+  assert _scalars(tmp_path) == _scalars(chain[0] / "sft")
+
+
+def test_rl_alone_repeats_the_chains_bit_for_bit(chain, tmp_path):
   folder, _ = chain
-  _run("configs/sft.py:tiny", tmp_path / "sft", _SFT)
-  assert _scalars(tmp_path / "sft") == _scalars(folder / "sft")
-  stages = {"policy": tmp_path / "sft", "judge.checkpoint": folder / "genrm"}
-  _run("configs/rl.py:tiny", tmp_path / "rl", _RL | stages)
-  assert _scalars(tmp_path / "rl") == _scalars(folder / "rl")
+  stages = {"policy": folder / "sft", "judge.checkpoint": folder / "genrm"}
+  _run("configs/rl.py:tiny", tmp_path, _RL | stages)
+  assert _scalars(tmp_path) == _scalars(folder / "rl")
   assert any(row["gradient_norm"] > 0 for row in _scalars(folder / "rl")), "nothing was learnt"
 
 
