@@ -21,7 +21,7 @@ _LIMITS = Limits(
 
 @jax.jit
 def _attend(cache: PagedCache, q, k, v):
-  return cache.attend(jnp.int32(0), q, k, v, None)
+  return cache.attend(jnp.int32(0), q, k, v)
 
 
 def _numbers(token: int, position: int, what: int, heads: int) -> np.ndarray:
