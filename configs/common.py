@@ -142,7 +142,9 @@ def sampling(tiny: bool) -> ml_collections.ConfigDict:
 
 def engine(tiny: bool, pod: str = "") -> ml_collections.ConfigDict:
   """What the inference engine works on together and keeps, see her_jax.inference.batches."""
-  host = pods.ENGINE.get(pod, pods.Engine(rows=32, page_size=32, chunk=256) if tiny else pods.Engine())
+  host = pods.ENGINE.get(
+    pod, pods.Engine(rows=32, page_size=32, chunk=256) if tiny else pods.Engine()
+  )
   return ml_collections.ConfigDict(
     {
       # Requests that grow together.

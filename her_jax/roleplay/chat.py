@@ -387,7 +387,9 @@ def as_played(messages: Iterable[Message], name: str | None = None) -> list[Mess
   for m in messages:
     if m.role == "assistant":
       reply = grammar.parse(m.text, name)
-      text = m.text if reply.plan is None and not name else grammar.render(reply.seen_by("self"))
+      text = (
+        m.text if reply.plan is None and not name else grammar.render(reply.seen_by("self"))
+      )
       m = Message(m.role, f"{name}: {text}" if name else text)
     if not marked and m.role != "system":
       marked = True

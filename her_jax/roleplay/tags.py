@@ -183,9 +183,7 @@ def still_open(found: Sequence[Tag], layers: Sequence[str]) -> list[int]:
   return _pair(found, layers)[1]
 
 
-def _pair(
-  found: Sequence[Tag], layers: Sequence[str]
-) -> tuple[list[int | None], list[int]]:
+def _pair(found: Sequence[Tag], layers: Sequence[str]) -> tuple[list[int | None], list[int]]:
   partners: list[int | None] = [None] * len(found)
   stack: list[int] = []
   for i, (tag, layer) in enumerate(zip(found, layers, strict=True)):
