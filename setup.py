@@ -49,6 +49,7 @@ _BASE = [
 
 _GGUF = ["gguf>=0.19"]
 _ENDPOINT = ["openai>=3.50", "tenacity>=9.1"]
+_SERVE = ["prometheus-client>=0.22", "pydantic>=2.10", "starlette>=0.50", "uvicorn>=0.38"]
 _SYNTHESIS = [*_ENDPOINT, "datasketch>=1.6", "scikit-learn>=1.5"]
 
 _EXTRAS = {
@@ -57,12 +58,15 @@ _EXTRAS = {
   "cuda": [f"jax[cuda13]{_JAX}"],
   # A chat in the terminal and replies from an OpenAI-compatible endpoint.
   "chat": [*_ENDPOINT, "prompt_toolkit>=3.0.50"],
+  # The HTTP server.
+  "serve": _SERVE,
   # Weights and tokenizers in llama.cpp's format.
   "gguf": _GGUF,
   # Data made by a teacher model, and what is near-duplicate in it.
   "synthesis": _SYNTHESIS,
   "test": [
     *_GGUF,
+    *_SERVE,
     *_SYNTHESIS,
     "hypothesis>=6.150",
     f"jax[tpu]{_JAX}",  # libtpu compiles for pods on any Linux host.

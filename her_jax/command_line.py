@@ -41,14 +41,14 @@ _NAMES = (
 _LEAST = {
   0: (
     "steps", "judge.history", "eval_samples", "eval_pairs", "eval_every", "checkpoint.every", "data.workers",
-    "profile.step", "profile.steps", "engine.pages",
+    "profile.step", "profile.steps", "engine.pages", "serve.port", "serve.max_queue",
   ),
   1: (
     "batch_size", "micro_batches", "tokenizer_vocab", "log_every", "cpu_devices", "checkpoint.keep", "data.length",
     "data.eval_length", "data.eval_batch_size",
     *(f"{section}.{field}" for section in ("sampling", "judge")
       for field in ("prompt_length", "max_new_tokens")),
-    "engine.rows", "engine.page_size", "engine.chunk",
+    "engine.rows", "engine.page_size", "engine.chunk", "serve.max_body_bytes",
   ),
 }  # fmt: skip
 
@@ -61,7 +61,7 @@ _RANGES = (
      "sampling.temperature"),
   ),
   (0.0, 2.0**63, "[)", ("seed",)),
-  (0.0, math.inf, "()", ("optimizer.muon_scale",)),
+  (0.0, math.inf, "()", ("optimizer.muon_scale", "serve.timeout_s", "serve.grace_s")),
   (0.0, math.inf, "(]", ("optimizer.clip_norm",)),  # inf: nothing is clipped.
   (0.0, 1.0, "[)", ("optimizer.b1", "optimizer.b2", "optimizer.ema")),
   (0.0, 1.0, "[]", ("data.word_dropout",)),

@@ -28,7 +28,7 @@ from her_jax import command_line, cpu_backend, distributed, sharding
 from her_jax.errors import ConfigError
 from her_jax.training import budget, continuation, workdirs
 
-TASKS = ("sft", "genrm", "rl", "evaluate", "export", "quickstart", "synthesize")
+TASKS = ("sft", "genrm", "rl", "evaluate", "export", "quickstart", "serve", "synthesize")
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config", None, "Path of a config, with a preset after a colon: configs/rl.py:tiny"

@@ -12,7 +12,7 @@ FLOORS = (
   ("her_jax.models", "her_jax.sharding", "her_jax.hf"),
   ("her_jax.inference", "her_jax.training"),
   ("her_jax.llm", "data_pipeline"),
-  ("her_jax.rl", "her_jax.evaluation"),
+  ("her_jax.rl", "her_jax.evaluation", "her_jax.serving"),
   ("her_jax.tasks",),
   ("her_jax.command_line", "her_jax.main"),
 )

@@ -23,10 +23,13 @@ import jax
 from her_jax.inference import batches
 from her_jax.inference.batches import Limits, Request
 from her_jax.inference.cache import OutOfPages, Prefixes
+from her_jax.inference.fingerprint import fingerprint
 from her_jax.inference.pages import init_pool
 from her_jax.inference.programs import Programs
 from her_jax.inference.sampling import Sampling
 from her_jax.models.config import ModelConfig
+
+_MARGIN = 8  # Characters.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,11 +123,22 @@ class Engine:
     self._waiting: deque[Request] = deque()
     self._active: list[Request] = []
     self._submitted = 0
+    logging.info("The engine samples from weights %s", fingerprint(params))
 
   @property
   def busy(self) -> bool:
     """Whether any request is under way."""
     return bool(self._waiting or self._active)
+
+  @property
+  def waiting(self) -> int:
+    """Requests that have no row yet."""
+    return len(self._waiting)
+
+  @property
+  def running(self) -> int:
+    """Requests that have one."""
+    return len(self._active)
 
   def load(self, params: nnx.State) -> None:
     """Goes on with other weights; what the old ones computed is forgotten.
@@ -136,6 +150,7 @@ class Engine:
       raise ValueError("requests are under way: finish or cancel them before new weights")
     self._prefixes.clear()
     _, self._params = self._with_head(params)
+    logging.info("The engine samples from weights %s", fingerprint(params))
 
   def submit(self, ids: Sequence[int], sampling: Sampling) -> int:
     """Puts a request behind those that wait, and returns its number.
@@ -275,15 +290,28 @@ class Engine:
     settings = request.sampling
     for i, new in enumerate(ids):
       request.ids.append(new)
-      stops = new in settings.stop_ids
-      if not stops and settings.stop and self._decode:
-        text = self._decode(request.ids[request.prompt :])
-        stops = any(stop in text for stop in settings.stop)
-      if stops:
+      if new in settings.stop_ids or self._at_stop_text(request):
         return ids[: i + 1], "stop"
       if request.drawn == request.room:
         return ids[: i + 1], "length"
     return ids, None
+
+  def _at_stop_text(self, request: Request) -> bool:
+    """Whether the last id has completed one of the stop texts.
+
+    What was completed before has ended the request, so only the end of the reply is decoded: from
+    so far back that the longest stop text fits in front of the last id, with room for the
+    characters that are cut or lack their blank where the decoding begins.
+    """
+    stops = request.sampling.stop
+    if not stops or not self._decode:
+      return False
+    needed = max(map(len, stops)) + _MARGIN
+    count = needed + 1
+    while count < request.drawn and len(self._decode(request.ids[-count:-1])) < needed:
+      count *= 2  # Control tokens and parts of a character are no text.
+    tail = self._decode(request.ids[max(request.prompt, len(request.ids) - count) :])
+    return any(stop in tail for stop in stops)
 
   def _leave(self, request: Request) -> None:
     """Takes a request's row away; what it computed stays for those who share it."""

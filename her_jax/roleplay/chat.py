@@ -357,6 +357,52 @@ def messages_of(
   return messages
 
 
+def render_messages(
+  messages: Iterable[Message],
+  tokenizer: PreTrainedTokenizerBase,
+  variant: Variant = DEFAULT,
+) -> list[int]:
+  """Ids of messages as they stand, up to and including the beginning of the next reply.
+
+  For the sheet and `messages_of` a scene they are those of `render_prompt`.
+  """
+  ids: list[int] = []
+  for m in messages:
+    ids += message(m.role, m.text, tokenizer)
+  return [*ids, *open_message("assistant", tokenizer), *_no_thinking(tokenizer, variant)]
+
+
+def as_played(messages: Iterable[Message], name: str | None = None) -> list[Message]:
+  """Messages that somebody else has laid out, as a model meets them in training.
+
+  No plan stays in a reply. If the character is named, also: the marker comes first, neighbouring
+  user messages are one, and a reply begins with the name.
+
+  Example, for Una:
+    user "Perran: Late." user "Perran: Well?" assistant "Aye." ->
+    user "===Conversation Start===\nPerran: Late.\nPerran: Well?" assistant "Una: Aye."
+  """
+  laid_out: list[Message] = []
+  marked = not name
+  for m in messages:
+    if m.role == "assistant":
+      reply = grammar.parse(m.text, name)
+      text = (
+        m.text if reply.plan is None and not name else grammar.render(reply.seen_by("self"))
+      )
+      m = Message(m.role, f"{name}: {text}" if name else text)
+    if not marked and m.role != "system":
+      marked = True
+      begun = m.role == "user" and m.text.startswith(prompts.MARKER)
+      if not begun:
+        laid_out.append(Message("user", prompts.MARKER))
+    before = laid_out[-1] if laid_out else None
+    if name and before and before.role == m.role == "user":
+      m = Message("user", f"{laid_out.pop().text}\n{m.text}")
+    laid_out.append(m)
+  return laid_out
+
+
 def _sheet(
   trajectory: Trajectory,
   name: str,

@@ -133,6 +133,16 @@ def parse(text: str, speaker: str | None = None) -> Reply:
   return Reply(tuple(segments), status, tuple(problems), named)
 
 
+def places(text: str) -> list[tuple[int, Segment]]:
+  """The layers' text piece by piece, each with where it stands; tags are no piece.
+
+  Example:
+    places("Go. <role_action>nods</role_action>") ==
+      [(0, Segment("speech", "Go. ")), (17, Segment("role_action", "nods"))]
+  """
+  return _Walk(text).pieces
+
+
 def render(reply: Reply) -> str:
   """Writes a reply as text: plan, `Name: ` prefix, then the layers. Inverse of `parse`."""
   plan = [s for s in reply.segments if s.kind == PLAN]

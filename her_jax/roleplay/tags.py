@@ -175,6 +175,15 @@ def pair(found: Sequence[Tag], layers: Sequence[str]) -> list[int | None]:
   A closing tag belongs to the innermost open one of its layer; where there is none, it closes
   whatever is innermost. What was opened in between is never closed.
   """
+  return _pair(found, layers)[0]
+
+
+def still_open(found: Sequence[Tag], layers: Sequence[str]) -> list[int]:
+  """Indices of the tags that a closing one behind them all could still belong to."""
+  return _pair(found, layers)[1]
+
+
+def _pair(found: Sequence[Tag], layers: Sequence[str]) -> tuple[list[int | None], list[int]]:
   partners: list[int | None] = [None] * len(found)
   stack: list[int] = []
   for i, (tag, layer) in enumerate(zip(found, layers, strict=True)):
@@ -189,7 +198,7 @@ def pair(found: Sequence[Tag], layers: Sequence[str]) -> list[int | None]:
     at = len(stack) - 1 if same is None else same
     partners[i], partners[stack[at]] = stack[at], i
     del stack[at:]
-  return partners
+  return partners, stack
 
 
 def _scan(text: str) -> Iterator[Tag]:

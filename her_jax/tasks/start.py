@@ -44,17 +44,7 @@ def start_model(
   """
   source = pathlib.Path(config.init_from)
   if config.init_from and is_hugging_face(source):
-    preset = PRESETS[config.model]
-    tokenizer = checkpoint.read_tokenizer(config.tokenizer or config.init_from)
-    with damage_named("config.init_from", config.init_from):
-      found = hf_load.read_config(source)
-    checkpoint.require_rows(found, tokenizer, f"--config.init_from={source}")
-    with damage_named("config.init_from", config.init_from):
-      model, graphdef, params = hf_load.load(
-        source, mesh=mesh, dtype=preset.dtype, param_dtype=preset.param_dtype,
-        remat=preset.remat, vocab_multiple=mesh.shape["tensor"],
-      )  # fmt: skip
-    return checkpoint.Checkpoint(model, graphdef, params, tokenizer, variant(config))
+    return load_folder(config.init_from, config, mesh, "config.init_from")
   if config.init_from:
     require_folder(source, "config.init_from")
     return checkpoint.load(config.init_from, mesh, "config.init_from", config.tokenizer)
@@ -68,6 +58,38 @@ def start_model(
   model = dataclasses.replace(model, vocab_multiple=mesh.shape["tensor"])
   checkpoint.require_rows(model, tokenizer, f"--config.model={config.model}")
   graphdef, params = sharding.init_sharded(model, config.seed, mesh)
+  return checkpoint.Checkpoint(model, graphdef, params, tokenizer, variant(config))
+
+
+def load_folder(
+  source: str,
+  config: ml_collections.ConfigDict,
+  mesh: jax.sharding.Mesh,
+  field: str,
+  *,
+  trained: bool = True,
+) -> checkpoint.Checkpoint:
+  """The model of a Hugging Face folder or a GGUF file.
+
+  Args:
+    field: of the config, that names it.
+    trained: whether its parameters are to be kept in the dtype of training, or in that of the
+      computation.
+
+  Raises:
+    ConfigError: a file is damaged, or the tokenizer has ids for which the model has no rows.
+  """
+  preset = PRESETS[config.model]
+  tokenizer = checkpoint.read_tokenizer(config.tokenizer or source)
+  with damage_named(field, source):
+    found = hf_load.read_config(source)
+  checkpoint.require_rows(found, tokenizer, f"--{field}={source}")
+  with damage_named(field, source):
+    model, graphdef, params = hf_load.load(
+      source, mesh=mesh, dtype=preset.dtype,
+      param_dtype=preset.param_dtype if trained else preset.dtype,
+      remat=preset.remat, vocab_multiple=mesh.shape["tensor"],
+    )  # fmt: skip
   return checkpoint.Checkpoint(model, graphdef, params, tokenizer, variant(config))
 
 
