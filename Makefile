@@ -8,8 +8,9 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -qq --disable-pip-version-check
 PINS := requirements-pinned.txt
 PYTEST_ARGS ?=
-# Two workers, a file in one of them; PYTEST_ARGS="-n 0" runs all in one process, for a debugger.
-PYTEST := $(PY) -m pytest -n 2 --dist loadfile
+# Two workers, a file in one of them, in the order of tests/conftest.py; PYTEST_ARGS="-n 0" runs all
+# in one process, for a debugger.
+PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Pythons to try in this order for the environment, unless PYTHON is given.
 ifeq ($(strip $(PYTHON)),)

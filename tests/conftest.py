@@ -28,6 +28,12 @@ _ROOT = pathlib.Path(__file__).parents[1]
 _DATA = "HER_JAX_TEST_DATA"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+  """Files with slow tests come first, so that in the end no worker is left alone with one."""
+  slow = {item.path for item in items if item.get_closest_marker("slow")}
+  items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="module")
 def quick_compile() -> Iterator[None]:
   """For programs that run a few times: XLA's optimisations would take most of the time."""
