@@ -169,7 +169,12 @@ def chunk(active: Iterable[Request], prefixes: Prefixes, limits: Limits) -> Read
 
   if not tokens:
     return None
-  size = next(size for size in limits.chunks if size >= len(tokens))
+  # Short runs may fill the groups of a size before its tokens.
+  size = next(
+    size
+    for size in limits.chunks
+    if size >= len(tokens) and _query_blocks(limits, size) >= len(groups)
+  )
   filled = _fill(size)
   lists, places = _reading_lists(groups, size, limits)
   arrays = Chunk(filled(tokens, 0), filled(positions, 0), filled(slots, SCRATCH), lists, places)

@@ -114,7 +114,7 @@ class Engine:
     self.limits = limits or Limits()
     self.stats = Stats()
     self._own_head = config.tie_embeddings and jax.default_backend() == "cpu"
-    self._tied = graphdef
+    self._tied, self._given = graphdef, params
     graphdef, self._params = self._with_head(params)
     self._programs = Programs(graphdef=graphdef, valid_vocab=valid_vocab or config.vocab_size)
     self._decode = decode
@@ -123,7 +123,6 @@ class Engine:
     self._waiting: deque[Request] = deque()
     self._active: list[Request] = []
     self._submitted = 0
-    logging.info("The engine samples from weights %s", fingerprint(params))
 
   @property
   def busy(self) -> bool:
@@ -149,8 +148,13 @@ class Engine:
     if self.busy:
       raise ValueError("requests are under way: finish or cancel them before new weights")
     self._prefixes.clear()
+    self._given = params
     _, self._params = self._with_head(params)
-    logging.info("The engine samples from weights %s", fingerprint(params))
+    self.tell_weights()
+
+  def tell_weights(self) -> None:
+    """Says in the log which weights it samples from; reads them once."""
+    logging.info("The engine samples from weights %s", fingerprint(self._given))
 
   def submit(self, ids: Sequence[int], sampling: Sampling) -> int:
     """Puts a request behind those that wait, and returns its number.
@@ -325,6 +329,7 @@ class Engine:
 
   def warm_up(self) -> None:
     """Compiles all programs, so that no request waits for it."""
+    self.tell_weights()
     for arrays in batches.shapes(self.limits):
       if isinstance(arrays, batches.Chunk):
         self._pool = self._programs.prefill(self._params, self._pool, arrays)

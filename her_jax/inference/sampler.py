@@ -76,6 +76,7 @@ class Sampler:
       with jax.set_mesh(self._weights.mesh):
         if self._engine is None:
           self._engine = self._make_engine(copies)
+          self._engine.tell_weights()
         else:
           self._engine.load(copies)
       self._loaded = params

@@ -335,9 +335,12 @@ def _quiet() -> Iterator[None]:
 def _first_error_alone() -> Iterator[None]:
   """Keeps quiet about the other arrays where the reading of one has failed.
 
-  They fail too, some after the error was raised: asyncio prints a traceback of each when the
-  process ends, and TensorStore one where the event loop that it reports to is closed by then.
+  They fail too, some before the error is raised and some after: asyncio prints a traceback of
+  each, the last when the process ends, and TensorStore one where the event loop that it reports to
+  is closed by then.
   """
+  logger = standard_logging.getLogger("asyncio")
+  level = logger.level
   hook = sys.unraisablehook
 
   def tell(unraisable: Any) -> None:
@@ -345,11 +348,9 @@ def _first_error_alone() -> Iterator[None]:
       hook(unraisable)
 
   sys.unraisablehook = tell
-  try:
-    yield
-  except Exception:
-    standard_logging.getLogger("asyncio").setLevel(standard_logging.CRITICAL)
-    raise
+  logger.setLevel(standard_logging.CRITICAL)
+  yield  # Where it fails, all stays so.
+  logger.setLevel(level)
   sys.unraisablehook = hook
 
 

@@ -158,7 +158,7 @@ def test_what_is_never_due_is_told(settings, tmp_path):
   assert printed.count("nothing is measured, as no held-out turn has a plan") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_judge_of_adapters_goes_on_and_is_exported_merged(settings, base, tmp_path):
   """What the export holds is what the judge was measured with: base and adapters in one."""
   pairs = corruptions.make_pairs(schema.read_trajectories(settings["data.scenes"]), 0, 1)
