@@ -331,10 +331,7 @@ def _check(config: ml_collections.ConfigDict, pod_name: str) -> None:
       raise ConfigError(
         f"{hosts[0]} is no program of task {config.task}, which samples nothing"
       )
-    try:
-      host_programs.limits(config)
-    except ValueError as error:
-      raise ConfigError(f"config.engine: {error}") from None
+    host_programs.limits(config)  # Raises where it has no room for a request.
   out = pathlib.Path(_OUT.value) if _OUT.value else None
   if out and (out.is_dir() or not os.access(out.parent, os.W_OK)):
     raise ConfigError(f"--out={out} is no file that can be written; make its folder first")

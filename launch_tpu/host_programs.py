@@ -21,22 +21,20 @@ from her_jax.inference.pages import Groups, Pool, init_pool
 from her_jax.inference.programs import Chunk, Programs, Rows
 from her_jax.models.config import ModelConfig
 from her_jax.models.qwen3 import abstract_model
+from her_jax.tasks import start
 from launch_tpu import arithmetic
 from launch_tpu.programs import VALID_VOCAB, model_config, placed
 
 
 def limits(config: ml_collections.ConfigDict) -> Limits:
-  """Of the engine that a task of `config` samples with.
-
-  Raises:
-    ValueError: it has no room for one request.
-  """
-  return Limits.of(config.engine, _longest(config))
+  """Of the engine that a task of `config` samples with; as `start.engine_limits`."""
+  return start.engine_limits(config.engine, config.sampling)
 
 
 def least_pages(config: ml_collections.ConfigDict) -> int:
   """What one of the longest requests fills."""
-  return Limits.of(config.engine.to_dict() | {"rows": 1, "pages": 0}, _longest(config)).pages
+  alone = ml_collections.ConfigDict(config.engine.to_dict() | {"rows": 1, "pages": 0})
+  return start.engine_limits(alone, config.sampling).pages
 
 
 def prefill(config: ml_collections.ConfigDict, mesh: Mesh) -> Any:
@@ -132,10 +130,6 @@ def load(config: ml_collections.ConfigDict, name: str, chips: int) -> Load:
     flops=kept.rows * (2 * weights + _attention_flops(model, prompt + drawn)),
     hbm_bytes=(2 * weights + seen * _token_bytes(model)) / chips,
   )
-
-
-def _longest(config: ml_collections.ConfigDict) -> int:
-  return config.sampling.prompt_length + config.sampling.max_new_tokens
 
 
 def _trips(groups: Groups, count: int, seen: int, page_size: int) -> dict[str, int]:

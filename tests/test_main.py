@@ -169,6 +169,10 @@ _MISTAKES = {
       ("genrm", "checkpoint.keep", 0),
     )
   },
+  "an engine without room": (
+    (_SFT, *_QUICK, "--config.eval_samples=1", "--config.engine.pages=2"),
+    ("config.engine: 2 pages of 32 tokens cannot hold one request", "pages or more"),
+  ),
   "a workdir below a file": (
     (_SFT, *_QUICK, "--workdir=/dev/null/run"),
     ("--workdir=", "cannot be made", "choose another folder"),

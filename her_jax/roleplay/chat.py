@@ -46,6 +46,9 @@ from her_jax.roleplay.tokens import (
   open_message as open_message,
 )
 from her_jax.roleplay.tokens import (
+  stop_ids as stop_ids,
+)
+from her_jax.roleplay.tokens import (
   think_ids,
 )
 

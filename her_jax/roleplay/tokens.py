@@ -56,6 +56,11 @@ def control_id(token: str, tokenizer: PreTrainedTokenizerBase) -> int:
   return index
 
 
+def stop_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+  """Ids that end a reply; Qwen also stops at its padding token."""
+  return control_id(IM_END, tokenizer), control_id(PAD, tokenizer)
+
+
 def open_message(role: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
   """`<|im_start|>role\\n`."""
   return [control_id(IM_START, tokenizer), *encode_text(f"{role}\n", tokenizer)]

@@ -64,8 +64,7 @@ class Service:
     self.worker, self.settings = worker, settings
     self._tokenizer, self._variant = tokenizer, variant
     self._valid_vocab = len(tokenizer)
-    stops = (chat.IM_END, chat.PAD)  # Qwen also stops at its padding token.
-    self._stop_ids = tuple(chat.control_id(token, tokenizer) for token in stops)
+    self._stop_ids = chat.stop_ids(tokenizer)
     self._control = frozenset(tokenizer.all_special_ids)
     waiting = lambda: max(worker.under_way - worker.running, 0)
     self.metrics = Metrics(lambda: worker.running, waiting)

@@ -10,7 +10,6 @@ import jax
 import ml_collections
 
 from her_jax.errors import ConfigError
-from her_jax.inference.batches import Limits
 from her_jax.inference.engine import Engine
 from her_jax.inference.replicas import RolloutWeights
 from her_jax.roleplay import chat
@@ -40,7 +39,7 @@ def run(config: ml_collections.ConfigDict, workdir: str, mesh: jax.sharding.Mesh
   settings = read_settings(config)
   server.require_key(config.serve.host, settings.api_key)
   server.listen(config.serve.host, config.serve.port).close()
-  limits = read_limits(config)
+  limits = start.engine_limits(config.engine, config.sampling)
   model = load_policy(config, mesh)
   weights = RolloutWeights(model.params, mesh, model.config.dtype)
   loaded = [model.params]  # Given away, so that memory holds the copy alone.
@@ -94,15 +93,6 @@ def read_settings(config: ml_collections.ConfigDict) -> Settings:
     max_body_bytes=serve.max_body_bytes,
     api_key=key,
   )
-
-
-def read_limits(config: ml_collections.ConfigDict) -> Limits:
-  """Of the engine, for the longest prompt and completion."""
-  sampling = config.sampling
-  try:
-    return Limits.of(config.engine, sampling.prompt_length + sampling.max_new_tokens)
-  except ValueError as error:
-    raise ConfigError(f"config.engine: {error}") from None
 
 
 def load_policy(

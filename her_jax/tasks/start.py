@@ -132,6 +132,24 @@ def variant(config: ml_collections.ConfigDict) -> prompts.Variant:
     raise ConfigError(f"config.prompt: {error}") from None
 
 
+def engine_limits(
+  engine: ml_collections.ConfigDict, settings: ml_collections.ConfigDict
+) -> Limits:
+  """Of an engine for the longest prompt and completion.
+
+  Args:
+    engine: that section of a config.
+    settings: its section `sampling` or `judge`.
+
+  Raises:
+    ConfigError: it has no room for one request.
+  """
+  try:
+    return Limits.of(engine, settings.prompt_length + settings.max_new_tokens)
+  except ValueError as error:
+    raise ConfigError(f"config.engine: {error}") from None
+
+
 def make_sampler(
   model: checkpoint.Checkpoint,
   engine: ml_collections.ConfigDict,
@@ -144,19 +162,17 @@ def make_sampler(
     engine: that section of a config.
     settings: its section `sampling` or `judge`.
   """
-  tokenizer = model.tokenizer
-  pad = chat.control_id(chat.PAD, tokenizer)
-  limits = Limits.of(engine, settings.prompt_length + settings.max_new_tokens)
+  valid_vocab = len(model.tokenizer)
+  limits = engine_limits(engine, settings)
   sampling = Sampling(
     max_tokens=settings.max_new_tokens,
     temperature=temperature,
-    # Qwen also stops at its padding token.
-    stop_ids=(chat.control_id(chat.IM_END, tokenizer), pad),
+    stop_ids=chat.stop_ids(model.tokenizer),
   )
   weights = RolloutWeights(model.params, jax.sharding.get_mesh(), model.config.dtype)
 
   def make(params: nnx.State) -> Engine:
-    return Engine(model.config, model.graphdef, params, limits, valid_vocab=len(tokenizer))
+    return Engine(model.config, model.graphdef, params, limits, valid_vocab=valid_vocab)
 
   return Sampler(make, weights, sampling, settings.prompt_length)
 
@@ -164,7 +180,11 @@ def make_sampler(
 def make_judge(
   model: checkpoint.Checkpoint, config: ml_collections.ConfigDict, params: Any = None
 ) -> Judge:
-  """A judge from a config's sections `engine` and `judge`, with other weights than the model's if given."""
+  """A judge from a config's sections `engine` and `judge`.
+
+  Args:
+    params: other weights than the model's.
+  """
   return Judge(
     make_sampler(model, config.engine, config.judge, temperature=0.0),
     model.params if params is None else params,
